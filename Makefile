@@ -1,0 +1,73 @@
+# Thalweg: `make up` serves a model on :8080, `make test` checks everything. `make help` lists the rest.
+
+MODEL   ?= .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
+HTTP    ?= 127.0.0.1:8080
+WORKERS ?= 2
+FLAGS   ?=
+
+CARGO   ?= cargo
+PYTHON  ?= python3
+TARGET  := $(or $(CARGO_TARGET_DIR),target)
+MODELS  := .cache/models
+SMOLLM2 := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+GEMMA   := $(MODELS)/gemma-3-270m-q4_k_m.gguf
+TINY    := .cache/tiny
+VENV    := .venv
+
+export THALWEG_TEST_MODELS ?= $(abspath $(MODELS))
+
+.PHONY: help up release test test-models lint test-rust test-sdk test-long bench fmt
+.DEFAULT_GOAL := help
+
+help: ## This list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+up: release $(filter $(SMOLLM2),$(MODEL)) ## Build, fetch the default model once, serve it (MODEL= HTTP= WORKERS= FLAGS=)
+	exec $(TARGET)/release/thalweg up --model $(MODEL) --http $(HTTP) --workers $(WORKERS) $(FLAGS)
+
+release: ## The optimised binary
+	$(CARGO) build --release --locked
+
+test: lint test-rust test-sdk ## Everything that fits 25 minutes on 2 cores, cold build included
+
+lint: ## Format, clippy and documentation, warnings being errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+test-rust: test-models ## Unit and integration tests
+	@if $(CARGO) nextest --version >/dev/null 2>&1; \
+	then set -x; $(CARGO) nextest run --workspace --locked; \
+	else set -x; $(CARGO) test --workspace --locked --no-fail-fast; fi
+
+test-sdk: test-models $(VENV)/ready ## The openai Python SDK against a cluster on this machine
+	$(CARGO) test --workspace --locked --no-run
+	$(VENV)/bin/python -m pytest -q tests/sdk --binary $(TARGET)/debug/thalweg --model $(SMOLLM2)
+
+test-long: test-models ## Tests that are too long for every change; the last output is in docs/test-long.txt
+	$(CARGO) test --workspace --release --locked --features long-tests -- long_ --nocapture 2>&1 | tee docs/test-long.txt
+
+bench: release test-models ## Engine speed on both models, as JSON lines
+	for model in $(SMOLLM2) $(GEMMA); do for batch in 1 8; do \
+	  $(TARGET)/release/thalweg bench engine --model $$model --threads 2 --prompt 512 --output 128 --batch $$batch --json \
+	    || exit 1; done; done
+
+fmt: ## Format everything
+	$(CARGO) fmt --all
+
+test-models: $(SMOLLM2) $(GEMMA) $(TINY)/ready ## What tests read, where it is missing
+
+$(SMOLLM2):
+	$(PYTHON) scripts/fetch_models.py smollm2
+
+$(GEMMA):
+	$(PYTHON) scripts/fetch_models.py gemma
+
+$(TINY)/ready: $(addprefix tests/reference/,tiny.py decoder.py families.py tokenizer.py weights.py) | $(VENV)/ready
+	$(VENV)/bin/python tests/reference/tiny.py $(@D)
+	touch $@
+
+$(VENV)/ready: scripts/requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@

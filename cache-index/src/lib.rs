@@ -1,0 +1,26 @@
+//! Which worker holds which prefix block: a hint, never truth.
+//!
+//! Workers publish what their block pools store and drop; routers look chains of block hashes up in a replica that lives
+//! in their own process. A wrong entry costs time, never a wrong answer: a worker confirms every hit by its tokens.
+#![forbid(unsafe_code)]
+
+pub mod confidence;
+pub mod event;
+pub mod memory;
+pub mod replica;
+
+use std::sync::Arc;
+
+pub use confidence::Confidence;
+pub use event::{BlockEvent, EventBatch};
+pub use memory::MemoryIndex;
+pub use replica::{Applied, Expectation, Holder, Matches, Replica, ReplicaStats};
+
+/// Way of events from workers to the replicas of routers.
+pub trait CacheIndex: Send + Sync {
+    /// Hands over one worker's batch. Never blocks on the network; batches of one worker come in order of `seq`.
+    fn publish(&self, batch: EventBatch);
+
+    /// The replica of this process.
+    fn replica(&self) -> Arc<Replica>;
+}

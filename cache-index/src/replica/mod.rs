@@ -1,0 +1,234 @@
+//! The in-process lookup structure: which worker holds how much of a chain of blocks.
+//!
+//! Lookups share a lock with each other; changes take it for a bounded piece of work at a time.
+
+mod expected;
+mod lives;
+mod sets;
+mod slots;
+mod sweep;
+mod walk;
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use thalweg_proto::ids::{WorkerEpoch, WorkerId};
+use tokio::time::Instant;
+
+pub use expected::Expectation;
+
+use crate::{BlockEvent, EventBatch};
+use expected::Expectations;
+use lives::Lives;
+use slots::{NO_LIFE, Slots};
+use sweep::Sweep;
+
+/// Blocks that change under one hold of the lock: about 100 us.
+const BLOCKS_PER_LOCK: usize = 512;
+
+/// A worker as the replica numbers it; stable for as long as the replica knows the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Holder(u16);
+
+/// How many leading blocks of a chain each worker holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Matches {
+    blocks: Vec<u32>,
+}
+
+impl Matches {
+    /// Leading blocks that this worker holds.
+    pub fn blocks(&self, holder: Holder) -> u32 {
+        self.blocks.get(usize::from(holder.0)).copied().unwrap_or(0)
+    }
+}
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// It was the next one.
+    InOrder,
+    /// It was known already, or of an older epoch: nothing changed.
+    Stale,
+    /// Batches before it are missing, and a removal may have been among them: all that the worker held before is void.
+    Gap {
+        /// How many are missing.
+        missing: u64,
+    },
+    /// No number is left for another worker: nothing changed, the worker matches nothing.
+    Full,
+}
+
+/// Sizes, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaStats {
+    /// Distinct blocks.
+    pub blocks: usize,
+    /// Distinct sets of more than three holders.
+    pub sets: usize,
+    /// Workers known.
+    pub workers: usize,
+    /// Booked prefills whose blocks are awaited.
+    pub expectations: usize,
+}
+
+/// Who holds what, as far as this process was told.
+#[derive(Default)]
+pub struct Replica {
+    table: RwLock<Table>,
+    expectations: RwLock<Expectations>,
+    sweep: Mutex<Sweep>,
+}
+
+#[derive(Default)]
+struct Table {
+    lives: Lives,
+    slots: Slots,
+}
+
+impl Replica {
+    /// How much of the chain each worker holds or, once a booked prefill should have ended, is expected to hold.
+    pub fn lookup(&self, keys: &[u64], now: Instant) -> Matches {
+        let table = self.table.read();
+        let mut blocks = vec![0; table.lives.holders()];
+        walk::walk(&table.slots, table.lives.live(), keys, |life, depth| {
+            blocks[usize::from(table.lives.owner(life).0)] = depth;
+        });
+        self.expectations.read().lookup(keys, now, |holder, life, depth| {
+            let index = usize::from(holder.0);
+            if index < blocks.len() && table.lives.worker(holder).life == life {
+                blocks[index] = blocks[index].max(depth);
+            }
+        });
+        Matches { blocks }
+    }
+
+    /// Makes a worker known in this epoch and fences off what an older one held. None when 65,535 workers and void
+    /// lives are known: the worker then matches nothing.
+    pub fn enroll(&self, worker: &WorkerId, epoch: WorkerEpoch) -> Option<Holder> {
+        self.table.write().lives.enroll(worker, epoch)
+    }
+
+    /// The worker matches nothing until it is resumed; its blocks are kept up to date meanwhile.
+    pub fn suspend(&self, holder: Holder, suspended: bool) {
+        let mut table = self.table.write();
+        if usize::from(holder.0) < table.lives.holders() {
+            table.lives.suspend(holder, suspended);
+        }
+    }
+
+    /// The worker is gone for good: it matches nothing from now on, and its blocks are swept later.
+    pub fn forget(&self, worker: &WorkerId) {
+        self.table.write().lives.forget(worker);
+    }
+
+    /// Takes one batch in.
+    pub fn apply(&self, batch: &EventBatch) -> Applied {
+        let (holder, applied) = match self.table.write().accept(batch) {
+            Ok(accepted) => accepted,
+            Err(refused) => return refused,
+        };
+        for event in &batch.events {
+            match event {
+                BlockEvent::Stored(keys) => self.change(holder, batch.epoch, keys, true),
+                BlockEvent::Removed(keys) => self.change(holder, batch.epoch, keys, false),
+                BlockEvent::Cleared => self.table.write().clear(holder, batch.epoch),
+            }
+        }
+        applied
+    }
+
+    /// Counts a chain as held from `from`, the predicted end of its prefill, until before `until`, by when the worker
+    /// will have said so itself.
+    pub fn expect(
+        &self,
+        holder: Holder,
+        keys: Arc<[u64]>,
+        from: Instant,
+        until: Instant,
+    ) -> Option<Expectation> {
+        let life = {
+            let table = self.table.read();
+            if usize::from(holder.0) >= table.lives.holders() {
+                return None;
+            }
+            table.lives.worker(holder).life
+        };
+        self.expectations.write().add((holder, life), keys, from, until)
+    }
+
+    /// The prefill will not happen there.
+    pub fn withdraw(&self, expectation: Expectation) {
+        self.expectations.write().withdraw(expectation);
+    }
+
+    /// A piece of the work that nobody waits for: overdue expectations, and about `blocks` blocks looked at for void
+    /// holders. True while there is more to sweep.
+    pub fn tidy(&self, now: Instant, blocks: usize) -> bool {
+        self.expectations.write().expire(now);
+        self.sweep.lock().run(&self.table, blocks)
+    }
+
+    /// Blocks that the worker said it holds.
+    pub fn blocks_of(&self, holder: Holder) -> u64 {
+        let table = self.table.read();
+        if usize::from(holder.0) < table.lives.holders() { table.lives.blocks(holder) } else { 0 }
+    }
+
+    /// Sizes.
+    pub fn stats(&self) -> ReplicaStats {
+        let table = self.table.read();
+        ReplicaStats {
+            blocks: table.slots.len(),
+            sets: table.slots.sets.len(),
+            workers: table.lives.len(),
+            expectations: self.expectations.read().len(),
+        }
+    }
+
+    fn change(&self, holder: Holder, epoch: WorkerEpoch, keys: &[u64], stored: bool) {
+        for piece in keys.chunks(BLOCKS_PER_LOCK) {
+            self.table.write().change(holder, epoch, piece, stored);
+        }
+    }
+}
+
+impl Table {
+    /// Decides whether a batch is news, and moves the worker's sequence forward.
+    fn accept(&mut self, batch: &EventBatch) -> Result<(Holder, Applied), Applied> {
+        let holder = self.lives.enroll(&batch.worker, batch.epoch).ok_or(Applied::Full)?;
+        let worker = self.lives.worker_mut(holder);
+        if batch.epoch < worker.epoch || batch.seq <= worker.seq {
+            return Err(Applied::Stale);
+        }
+        let missing = batch.seq - worker.seq - 1;
+        worker.seq = batch.seq;
+        if missing == 0 {
+            return Ok((holder, Applied::InOrder));
+        }
+        self.lives.renew(holder);
+        Ok((holder, Applied::Gap { missing }))
+    }
+
+    fn change(&mut self, holder: Holder, epoch: WorkerEpoch, keys: &[u64], stored: bool) {
+        let Some(life) = self.current_life(holder, epoch) else { return };
+        for key in keys {
+            let changed = if stored { self.slots.add(*key, life) } else { self.slots.remove(*key, life) };
+            if changed {
+                self.lives.count(life, stored);
+            }
+        }
+    }
+
+    fn clear(&mut self, holder: Holder, epoch: WorkerEpoch) {
+        if self.current_life(holder, epoch).is_some() {
+            self.lives.renew(holder);
+        }
+    }
+
+    /// None when a newer epoch overtook the batch, or when no number was left.
+    fn current_life(&self, holder: Holder, epoch: WorkerEpoch) -> Option<u16> {
+        let worker = self.lives.worker(holder);
+        (worker.epoch == epoch && worker.life != NO_LIFE).then_some(worker.life)
+    }
+}

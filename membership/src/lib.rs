@@ -1,0 +1,21 @@
+//! Who is there: the addresses of workers, and every change of them.
+#![forbid(unsafe_code)]
+
+mod member;
+mod static_list;
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+pub use member::{GrpcAddress, Member, ParseAddressError};
+pub use static_list::StaticMembership;
+
+/// All members at one moment, in a stable order.
+pub type MemberList = Arc<[Member]>;
+
+/// Where a router learns of workers.
+pub trait Membership: Send + Sync {
+    /// The members now and, through the receiver's `changed`, every later list. A slow reader sees the newest only.
+    fn watch(&self) -> watch::Receiver<MemberList>;
+}

@@ -1,0 +1,17 @@
+//! What a checkpoint says: its configuration, tensors, tokenizer and chat template.
+
+#![deny(unsafe_code)]
+
+pub mod checkpoint;
+pub mod config;
+pub mod gguf;
+mod hub;
+
+pub mod dequantize;
+pub mod dtype;
+pub mod error;
+mod mmap;
+mod tensors;
+
+pub mod chat_template;
+pub mod tokenizer;

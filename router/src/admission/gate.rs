@@ -1,0 +1,263 @@
+//! The bounded queue in front of the workers. Whoever may go is woken alone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use thalweg_proto::code::ErrorCode;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+
+use super::accounts::{Accounts, AdmissionLimits, Full};
+use super::queue::{FairQueue, Waiting};
+use crate::error::RouterError;
+use crate::models::ModelEntry;
+use crate::workers::Room;
+
+/// Bounds of the Retry-After of a refusal.
+const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+/// Weight of the newest interval between two admissions.
+const INTERVAL_ALPHA: f64 = 0.1;
+
+/// What asks to go.
+#[derive(Clone)]
+pub struct Ask {
+    /// The model whose workers must have room.
+    pub model: Arc<ModelEntry>,
+    /// Who pays.
+    pub tenant: Arc<str>,
+    /// Lower goes earlier.
+    pub priority: i32,
+    /// Prompt and expected output.
+    pub tokens: u64,
+    /// When it no longer wants to wait.
+    pub deadline: Instant,
+}
+
+type RoomOf = dyn Fn(&ModelEntry) -> Room + Send + Sync;
+type Answer = Result<Permit, RouterError>;
+
+/// Lets requests through as workers have room for them. Its queue is bounded: above the limits a request is refused.
+pub struct Gate {
+    room_of: Box<RoomOf>,
+    queue_timeout: Duration,
+    last_number: AtomicU64,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    accounts: Accounts,
+    lines: HashMap<Arc<str>, ModelLine>,
+}
+
+/// Requests of one model.
+struct ModelLine {
+    model: Arc<ModelEntry>,
+    queue: FairQueue<oneshot::Sender<Answer>>,
+    /// Let through, but not booked on a worker yet: they count against its room.
+    unbooked: u32,
+    last_admission: Option<Instant>,
+    /// Seconds between two admissions while others waited.
+    interval: f64,
+}
+
+impl Gate {
+    /// A gate to workers whose room `room_of` tells.
+    pub fn new(
+        limits: AdmissionLimits,
+        queue_timeout: Duration,
+        room_of: impl Fn(&ModelEntry) -> Room + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            room_of: Box::new(room_of),
+            queue_timeout,
+            last_number: AtomicU64::new(0),
+            inner: Mutex::new(Inner { accounts: Accounts::new(limits), lines: HashMap::new() }),
+        })
+    }
+
+    /// Waits for room. Refused at once when full, and when no worker is left; dropping the future leaves the queue.
+    pub async fn enter(self: &Arc<Self>, ask: Ask) -> Result<Permit, RouterError> {
+        let mut place = self.queue_up(&ask, Instant::now())?;
+        self.pump(Instant::now());
+        let patience = Instant::now() + self.queue_timeout;
+        match timeout_at(ask.deadline.min(patience), &mut place.answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(RouterError::new(ErrorCode::Internal, "the admission queue dropped a request")),
+            Err(_) => Err(too_late(&ask.model.name)),
+        }
+    }
+
+    /// Requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.inner.lock().accounts.queued().requests
+    }
+
+    /// Lets through whoever fits, and sends away those for whom no worker is left. To be called whenever room changes.
+    pub fn pump(self: &Arc<Self>, now: Instant) {
+        // Answers that nobody takes give their permits back, for which the lock must be free.
+        let mut refused = Vec::new();
+        let mut inner = self.inner.lock();
+        let Inner { accounts, lines } = &mut *inner;
+        for line in lines.values_mut().filter(|line| line.queue.len() > 0) {
+            match (self.room_of)(&line.model) {
+                Room::NoWorker(reason) => {
+                    for waiting in line.queue.drain() {
+                        accounts.leave_queue(waiting.tokens);
+                        accounts.leave(&waiting.tenant, waiting.tokens);
+                        let error = RouterError::new(ErrorCode::Unavailable, reason.clone());
+                        let error = error.retry_after(RETRY_AFTER_MIN);
+                        refused.extend(waiting.payload.send(Err(error)).err());
+                    }
+                }
+                Room::Requests(room) => {
+                    while line.unbooked < room {
+                        let Some(waiting) = line.queue.pop(now) else { break };
+                        accounts.leave_queue(waiting.tokens);
+                        line.admitted(now);
+                        let permit = self.permit(&line.model, &waiting);
+                        refused.extend(waiting.payload.send(Ok(permit)).err());
+                    }
+                }
+            }
+        }
+        lines.retain(|_, line| line.queue.len() > 0 || line.unbooked > 0);
+        drop(inner);
+        drop(refused);
+    }
+
+    fn queue_up(self: &Arc<Self>, ask: &Ask, now: Instant) -> Result<Place, RouterError> {
+        let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
+        let (sender, answer) = oneshot::channel();
+        let mut inner = self.inner.lock();
+        let Inner { accounts, lines } = &mut *inner;
+        let line = lines.entry(ask.model.name.as_str().into()).or_insert_with(|| ModelLine::new(&ask.model));
+        // A model may have got new weights while its name stayed.
+        line.model = Arc::clone(&ask.model);
+        if let Err(full) = accounts.enter(&ask.tenant, ask.tokens) {
+            return Err(line.refusal(full));
+        }
+        line.queue.push(Waiting {
+            number,
+            tenant: Arc::clone(&ask.tenant),
+            priority: ask.priority,
+            tokens: ask.tokens,
+            since: now,
+            payload: sender,
+        });
+        Ok(Place { gate: Arc::clone(self), ask: ask.clone(), number, answer })
+    }
+
+    fn permit(self: &Arc<Self>, model: &ModelEntry, waiting: &Waiting<oneshot::Sender<Answer>>) -> Permit {
+        Permit {
+            gate: Arc::clone(self),
+            model: model.name.as_str().into(),
+            tenant: Arc::clone(&waiting.tenant),
+            tokens: waiting.tokens,
+            booked: false,
+        }
+    }
+}
+
+impl ModelLine {
+    fn new(model: &Arc<ModelEntry>) -> Self {
+        Self {
+            model: Arc::clone(model),
+            queue: FairQueue::default(),
+            unbooked: 0,
+            last_admission: None,
+            interval: 0.0,
+        }
+    }
+
+    fn admitted(&mut self, now: Instant) {
+        self.unbooked += 1;
+        let before = self.last_admission.replace(now);
+        if let Some(before) = before.filter(|_| self.queue.len() > 0) {
+            let seconds = now.saturating_duration_since(before).as_secs_f64();
+            self.interval += INTERVAL_ALPHA * (seconds - self.interval);
+        }
+    }
+
+    fn refusal(&self, full: Full) -> RouterError {
+        let message = match full {
+            Full::Queue => "too many requests wait in this router; try again later",
+            Full::Tenant => "too many requests or tokens of this tenant are in this router; try again later",
+        };
+        let all_admitted = Duration::try_from_secs_f64(self.interval * self.queue.len() as f64);
+        let after = all_admitted.unwrap_or(RETRY_AFTER_MAX).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX);
+        RouterError::new(ErrorCode::Overloaded, message).retry_after(after)
+    }
+}
+
+fn too_late(model: &str) -> RouterError {
+    let message = format!("the request waited for a worker of {model} for longer than allowed");
+    RouterError::new(ErrorCode::DeadlineExceeded, message).retry_after(RETRY_AFTER_MIN)
+}
+
+/// A place in the queue. Dropping it leaves the queue.
+struct Place {
+    gate: Arc<Gate>,
+    ask: Ask,
+    number: u64,
+    answer: oneshot::Receiver<Answer>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut inner = self.gate.inner.lock();
+        let Inner { accounts, lines } = &mut *inner;
+        let ask = &self.ask;
+        let line = lines.get_mut(ask.model.name.as_str());
+        let removed = line.and_then(|line| line.queue.remove(ask.priority, &ask.tenant, self.number));
+        if removed.is_some() {
+            accounts.leave_queue(ask.tokens);
+            accounts.leave(&ask.tenant, ask.tokens);
+        }
+    }
+}
+
+/// Leave to go to a worker, and the tenant's account of it. Dropping it gives both back.
+pub struct Permit {
+    gate: Arc<Gate>,
+    model: Arc<str>,
+    tenant: Arc<str>,
+    tokens: u64,
+    booked: bool,
+}
+
+impl Permit {
+    /// The request is booked on a worker, whose own load shows it from now on.
+    pub fn booked(&mut self) {
+        if !std::mem::replace(&mut self.booked, true) {
+            self.gate.inner.lock().no_longer_unbooked(&self.model);
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut inner = self.gate.inner.lock();
+        inner.accounts.leave(&self.tenant, self.tokens);
+        if !self.booked {
+            inner.no_longer_unbooked(&self.model);
+            drop(inner);
+            // The room that it was let through for is somebody else's now.
+            self.gate.pump(Instant::now());
+        }
+    }
+}
+
+impl Inner {
+    fn no_longer_unbooked(&mut self, model: &str) {
+        if let Some(line) = self.lines.get_mut(model) {
+            line.unbooked = line.unbooked.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

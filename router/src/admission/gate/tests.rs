@@ -1,0 +1,166 @@
+use std::sync::atomic::AtomicU32;
+
+use super::*;
+use crate::admission::Usage;
+use crate::test_support::entry;
+
+const AMPLE: Usage = Usage { requests: 1_000, tokens: 1_000_000 };
+const GONE: u32 = u32::MAX;
+
+/// A gate before workers whose room the test sets.
+struct Bench {
+    gate: Arc<Gate>,
+    room: Arc<AtomicU32>,
+    model: Arc<ModelEntry>,
+}
+
+fn bench(queued: Usage, tenant: Usage) -> Bench {
+    let room = Arc::new(AtomicU32::new(0));
+    let room_of = {
+        let room = Arc::clone(&room);
+        move |_: &ModelEntry| match room.load(Ordering::SeqCst) {
+            GONE => Room::NoWorker("all workers are gone".to_owned()),
+            n => Room::Requests(n),
+        }
+    };
+    let gate = Gate::new(AdmissionLimits { queued, tenant }, Duration::from_secs(10), room_of);
+    Bench { gate, room, model: entry("m", false) }
+}
+
+impl Bench {
+    fn ask(&self, tenant: &str, tokens: u64) -> Ask {
+        Ask {
+            model: Arc::clone(&self.model),
+            tenant: tenant.into(),
+            priority: 0,
+            tokens,
+            deadline: Instant::now() + Duration::from_secs(3_600),
+        }
+    }
+
+    /// Starts a request; it has queued up when this returns.
+    async fn start(&self, ask: Ask) -> tokio::task::JoinHandle<Answer> {
+        let gate = Arc::clone(&self.gate);
+        let task = tokio::spawn(async move { gate.enter(ask).await });
+        tokio::task::yield_now().await;
+        task
+    }
+
+    async fn set_room(&self, room: u32) {
+        self.room.store(room, Ordering::SeqCst);
+        self.gate.pump(Instant::now());
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        let inner = self.gate.inner.lock();
+        inner.accounts.is_empty() && inner.lines.values().all(|l| l.queue.len() == 0 && l.unbooked == 0)
+    }
+}
+
+fn code(answer: Answer) -> ErrorCode {
+    answer.map(drop).expect_err("refused").code
+}
+
+#[tokio::test(start_paused = true)]
+async fn exactly_as_many_are_woken_as_there_is_room() {
+    let bench = bench(AMPLE, AMPLE);
+    let mut tasks = Vec::new();
+    for _ in 0..10 {
+        tasks.push(bench.start(bench.ask("a", 10)).await);
+    }
+    assert_eq!(bench.gate.waiting(), 10);
+    bench.set_room(3).await;
+    let done = tasks.iter().filter(|t| t.is_finished()).count();
+    assert_eq!((done, bench.gate.waiting()), (3, 7));
+    // Nothing more as long as the three are not booked: the room is theirs.
+    bench.set_room(3).await;
+    assert_eq!(bench.gate.waiting(), 7);
+    for task in tasks.drain(..3) {
+        task.await.unwrap().unwrap().booked();
+    }
+    bench.set_room(GONE - 1).await;
+    assert_eq!(bench.gate.waiting(), 0);
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+    assert!(bench.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_given_back_unbooked_lets_the_next_one_in() {
+    let bench = bench(AMPLE, AMPLE);
+    bench.set_room(1).await;
+    let first = bench.gate.enter(bench.ask("a", 10)).await.unwrap();
+    let second = bench.start(bench.ask("a", 10)).await;
+    assert!(!second.is_finished());
+    drop(first);
+    second.await.unwrap().unwrap();
+    assert!(bench.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn above_the_limits_refusal_is_immediate_and_tells_when_to_come_back() {
+    let bench = bench(Usage { requests: 2, tokens: 1_000 }, Usage { requests: 2, tokens: 1_000 });
+    let waiting = [bench.start(bench.ask("a", 10)).await, bench.start(bench.ask("b", 10)).await];
+    let start = Instant::now();
+    let refusal = bench.gate.enter(bench.ask("c", 10)).await.map(drop).unwrap_err();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert_eq!(refusal.code, ErrorCode::Overloaded);
+    assert!(refusal.retry_after >= Some(RETRY_AFTER_MIN), "{refusal:?}");
+    bench.set_room(2).await;
+    for task in waiting {
+        task.await.unwrap().unwrap();
+    }
+    assert!(bench.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_at_its_limit_does_not_keep_out_others() {
+    let bench = bench(AMPLE, Usage { requests: 1, tokens: 1_000 });
+    bench.set_room(5).await;
+    let mut held = bench.gate.enter(bench.ask("a", 10)).await.unwrap();
+    held.booked();
+    assert_eq!(code(bench.gate.enter(bench.ask("a", 10)).await), ErrorCode::Overloaded);
+    bench.gate.enter(bench.ask("b", 10)).await.unwrap();
+    drop(held);
+    bench.gate.enter(bench.ask("a", 10)).await.unwrap();
+    assert!(bench.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn patience_and_deadline_end_the_wait() {
+    let bench = bench(AMPLE, AMPLE);
+    let check = async |deadline: u64, expected: u64| {
+        let start = Instant::now();
+        let ask = Ask { deadline: start + Duration::from_secs(deadline), ..bench.ask("a", 10) };
+        assert_eq!(code(bench.gate.enter(ask).await), ErrorCode::DeadlineExceeded);
+        assert_eq!(start.elapsed().as_secs(), expected);
+        assert!(bench.is_empty());
+    };
+    check(3, 3).await;
+    check(3_600, 10).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_away_leaves_the_queue() {
+    let bench = bench(AMPLE, AMPLE);
+    let task = bench.start(bench.ask("a", 10)).await;
+    assert_eq!(bench.gate.waiting(), 1);
+    task.abort();
+    assert!(task.await.is_err_and(|e| e.is_cancelled()));
+    assert!(bench.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_all_workers_are_gone_nobody_waits() {
+    let bench = bench(AMPLE, AMPLE);
+    let task = bench.start(bench.ask("a", 10)).await;
+    bench.set_room(GONE).await;
+    let error = task.await.unwrap().map(drop).unwrap_err();
+    assert_eq!((error.code, error.message.as_str()), (ErrorCode::Unavailable, "all workers are gone"));
+    assert_eq!(code(bench.gate.enter(bench.ask("a", 10)).await), ErrorCode::Unavailable);
+    assert!(bench.is_empty());
+}

@@ -1,0 +1,72 @@
+//! The HTTP surface: OpenAI's endpoints, vLLM's extensions, health and metrics.
+
+mod answer;
+mod body;
+mod error;
+mod generate;
+mod headers;
+mod health;
+pub(crate) mod metrics;
+mod models;
+mod pool;
+mod script;
+mod session;
+pub mod stall_guard;
+mod stream;
+mod tokens;
+mod whole;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware;
+use axum::routing::{get, post};
+use tower_http::catch_panic::CatchPanicLayer;
+
+use crate::request::Served;
+use crate::router::RouterState;
+
+use metrics::ApiMetrics;
+use pool::BlockingPool;
+
+/// What the handlers share.
+pub(crate) struct Api {
+    router: Arc<RouterState>,
+    metrics: Arc<ApiMetrics>,
+    pool: BlockingPool,
+    seeds: headers::Seeds,
+}
+
+/// Every route, with the layers around them.
+pub fn routes(state: Arc<RouterState>) -> Router {
+    let api = Arc::new(Api {
+        metrics: Arc::new(state.metrics.register(ApiMetrics::register)),
+        pool: BlockingPool::default(),
+        seeds: headers::Seeds::new(state.config.router_seed),
+        router: state,
+    });
+    Router::new()
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
+        .route("/metrics", get(health::metrics))
+        .fallback(error::no_such_path)
+        .method_not_allowed_fallback(error::method_not_allowed)
+        // A panic in a handler costs its own request only.
+        .layer(CatchPanicLayer::custom(error::panicked))
+        // Outermost, so that every reply carries the request's id.
+        .layer(middleware::from_fn(headers::request_id))
+        .with_state(api)
+}
+
+impl Api {
+    fn served<'a>(&'a self, draw_seed: &'a dyn Fn() -> u64) -> Served<'a> {
+        let choices_max = self.router.config.limits.choices_max;
+        Served { models: &self.router.models, choices_max, draw_seed }
+    }
+}

@@ -1,0 +1,39 @@
+//! `GET /v1/models` and `GET /v1/models/{id}`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+
+use crate::models::ModelEntry;
+use crate::request::common::find_model;
+
+use super::Api;
+use super::error::ApiError;
+
+pub(super) async fn list(State(api): State<Arc<Api>>) -> Json<Value> {
+    let models: Vec<_> = api.router.models.list().iter().map(|m| card(m)).collect();
+    Json(json!({"object": "list", "data": models}))
+}
+
+pub(super) async fn one(
+    State(api): State<Arc<Api>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let model = find_model(&id, &api.router.models)?;
+    Ok(Json(card(&model)))
+}
+
+/// OpenAI's model object with vLLM's `max_model_len`.
+fn card(model: &ModelEntry) -> Value {
+    json!({
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "thalweg",
+        "root": model.name,
+        "parent": null,
+        "max_model_len": model.max_model_len,
+    })
+}

@@ -1,0 +1,89 @@
+//! Which chunks a stream consists of, in which order.
+
+use crate::output::choice::{Piece, TokenInfo};
+use crate::output::logprobs::{ChatLogprobs, CompletionLogprobs};
+use crate::request::Endpoint;
+use crate::sse::chunk::{ChunkChoice, ChunkWriter, json};
+
+use super::session::Session;
+
+/// The chunks of one stream: per choice an opening where there is one, text, and the finish; then usage.
+pub(super) struct Script {
+    writer: ChunkWriter,
+    opened: Vec<bool>,
+}
+
+impl Script {
+    pub(super) fn new(session: &Session) -> Self {
+        let request = &session.request;
+        let writer = ChunkWriter::new(request.endpoint(), &session.head, request.reply().include_usage);
+        Self { writer, opened: vec![false; session.assembly.choices()] }
+    }
+
+    pub(super) fn piece(&mut self, session: &Session, piece: &Piece, out: &mut Vec<u8>) {
+        if !std::mem::replace(&mut self.opened[piece.choice], true) {
+            self.open(session, piece.choice, out);
+        }
+        let options = session.request.reply();
+        let token_ids = options.return_token_ids.then_some(piece.token_ids.as_slice());
+        let has_ids = token_ids.is_some_and(|ids| !ids.is_empty());
+        if !piece.text.is_empty() || !piece.logprobs.is_empty() || has_ids {
+            let logprobs = logprobs(session, &piece.logprobs, false);
+            let choice = ChunkChoice {
+                index: piece.choice,
+                text: &piece.text,
+                logprobs: logprobs.as_deref(),
+                token_ids,
+                prompt_token_ids: None,
+            };
+            self.writer.text(out, &choice);
+        }
+        if let Some(finish) = &piece.finish {
+            self.writer.finish(out, piece.choice, finish.reason, &finish.stop);
+        }
+    }
+
+    pub(super) fn end(&self, session: &Session, out: &mut Vec<u8>) {
+        if session.request.reply().include_usage {
+            self.writer.usage(out, &session.assembly.usage());
+        }
+    }
+
+    fn open(&self, session: &Session, index: usize, out: &mut Vec<u8>) {
+        let options = session.request.reply();
+        let prompt = session.assembly.prompt_of(index);
+        let prompt_token_ids = options.return_token_ids.then(|| session.assembly.prompt_ids(prompt));
+        if session.request.endpoint() == Endpoint::Chat {
+            self.writer.role(out, index, prompt_token_ids);
+            return;
+        }
+        let echo = session.assembly.echo(prompt);
+        if echo.is_none() && prompt_token_ids.is_none() {
+            return;
+        }
+        let infos = echo.map(|echo| echo.token_infos(session.assembly.prompt_logprobs(prompt)));
+        let logprobs = infos.and_then(|infos| logprobs(session, &infos, true));
+        let choice = ChunkChoice {
+            index,
+            text: echo.map_or("", |echo| echo.text()),
+            logprobs: logprobs.as_deref(),
+            token_ids: None,
+            prompt_token_ids,
+        };
+        self.writer.text(out, &choice);
+    }
+}
+
+/// A chunk's logprobs as JSON, if the client asked for them.
+fn logprobs(session: &Session, tokens: &[TokenInfo], are_prompt: bool) -> Option<Vec<u8>> {
+    let count = session.request.reply().logprobs.filter(|_| !tokens.is_empty())?;
+    let tokenizer = &session.request.model().tokenizer;
+    let mut out = Vec::new();
+    match session.request.endpoint() {
+        Endpoint::Chat => json(&mut out, &ChatLogprobs::new(tokenizer, tokens)),
+        Endpoint::Completions => {
+            json(&mut out, &CompletionLogprobs::new(tokenizer, tokens, count, are_prompt))
+        }
+    }
+    Some(out)
+}

@@ -1,0 +1,105 @@
+//! One generation request between its acceptance and its last token: the same for streams and whole replies.
+
+use std::sync::Arc;
+
+use thalweg_proto::code::ErrorCode;
+use thalweg_proto::ids::WorkerId;
+use thalweg_proto::v1;
+use tokio::time::Instant;
+
+use crate::dispatch::Tokenized;
+use crate::error::RouterError;
+use crate::output::Assembly;
+use crate::output::choice::Piece;
+use crate::request::ValidRequest;
+use crate::sse::chunk::ReplyHead;
+use crate::tokenize::TokenizedPrompt;
+use crate::usage::{Outcome, UsageRecord};
+
+use super::Api;
+use super::answer::{Answer, Event};
+
+/// All cached blocks belong to someone; without API keys there is one tenant.
+const TENANT: &str = "default";
+
+/// A request that runs. Dropping it cancels it down to the worker's KV blocks and writes its record.
+pub(super) struct Session {
+    pub(super) request: Arc<ValidRequest>,
+    pub(super) head: ReplyHead,
+    pub(super) assembly: Assembly,
+    pub(super) worker: Option<WorkerId>,
+    pub(super) record: UsageRecord,
+    answer: Answer,
+}
+
+impl Session {
+    /// Takes what was parsed and tokenised to the workers, at the first call of `next`.
+    pub(super) fn new(
+        api: &Api,
+        request: ValidRequest,
+        prompts: &[TokenizedPrompt],
+        head: ReplyHead,
+        traceparent: &str,
+        record: UsageRecord,
+    ) -> Self {
+        let deadline = Instant::now() + api.router.config.timeouts.request_timeout;
+        let tokenized = |(at, prompt): (usize, &TokenizedPrompt)| Tokenized {
+            request_id: if prompts.len() == 1 { head.id.clone() } else { format!("{}-{at}", head.id) },
+            model: Arc::clone(request.model()),
+            prompt_ids: Arc::clone(&prompt.ids),
+            sampling: sampling(&request, prompt.max_tokens),
+            n: request.choices(),
+            tenant: TENANT.to_owned(),
+            scope: v1::CacheScope { scope: TENANT.to_owned(), salt: request.cache_salt().to_owned() },
+            adapter: String::new(),
+            priority: request.priority(),
+            deadline,
+            traceparent: traceparent.to_owned(),
+        };
+        let answer = Answer::new(&api.router.dispatcher, prompts.iter().enumerate().map(tokenized).collect());
+        let request = Arc::new(request);
+        let assembly = Assembly::new(Arc::clone(&request), prompts);
+        Self { request, head, assembly, worker: None, record, answer }
+    }
+
+    /// Waits for more output and appends it to `pieces`. False once the answer is complete.
+    pub(super) async fn next(&mut self, pieces: &mut Vec<Piece>) -> Result<bool, RouterError> {
+        if self.assembly.finished() {
+            self.record.end(Outcome::Complete);
+            return Ok(false);
+        }
+        let result = self.step(pieces).await;
+        if let Err(error) = &result {
+            self.record.end(Outcome::Failed(error.code));
+        }
+        result.map(|()| true)
+    }
+
+    async fn step(&mut self, pieces: &mut Vec<Piece>) -> Result<(), RouterError> {
+        let Some(item) = self.answer.next().await else {
+            return Err(RouterError::new(
+                ErrorCode::Internal,
+                "the worker ended the request before its last token",
+            ));
+        };
+        match item? {
+            (_, Event::Placed(worker)) => {
+                self.record.worker(worker.as_str());
+                self.worker.get_or_insert(worker);
+            }
+            (prompt, Event::Output(output)) => {
+                self.assembly.push(prompt, output, pieces)?;
+                self.record.progress(self.assembly.usage());
+                if self.assembly.prompt_finished(prompt) {
+                    self.answer.finish(prompt);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn sampling(request: &ValidRequest, max_tokens: u32) -> v1::SamplingParams {
+    let wanted = request.sampling();
+    v1::SamplingParams { max_tokens, min_tokens: wanted.min_tokens.min(max_tokens), ..wanted.clone() }
+}

@@ -1,0 +1,204 @@
+//! One request from tokens to a running generation: hash, wait for room, match, pick, book, open; elsewhere again as long
+//! as no token has come.
+
+mod attempt;
+mod buffer;
+mod generation;
+mod lengths;
+mod place;
+mod progress;
+pub mod stage;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use thalweg_cache_index::Replica;
+use thalweg_proto::code::ErrorCode;
+use thalweg_proto::ids::WorkerId;
+use tokio_util::sync::CancellationToken;
+
+pub use generation::{Generation, GenerationEvent};
+pub use stage::Tokenized;
+
+use crate::admission::{Ask, Gate, Permit};
+use crate::config::RouterConfig;
+use crate::error::RouterError;
+use crate::metrics::Metrics;
+use crate::policy::Policy;
+use crate::workers::Workers;
+use attempt::Failed;
+use buffer::BufferPool;
+use lengths::OutputLengths;
+use progress::Progress;
+use stage::{Hashed, Streaming};
+
+/// When a request may succeed elsewhere or later, as clients are told.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Takes requests to workers.
+pub struct Dispatcher {
+    policy: Policy,
+    harm_weight: f64,
+    attempts_max: u32,
+    workers: Arc<Workers>,
+    replica: Arc<Replica>,
+    gate: Arc<Gate>,
+    metrics: Arc<Metrics>,
+    buffers: Arc<BufferPool>,
+    lengths: Mutex<OutputLengths>,
+    rng: Mutex<StdRng>,
+    turn: AtomicU64,
+    last_attempt: AtomicU64,
+    stop: CancellationToken,
+}
+
+impl Dispatcher {
+    /// A dispatcher to these workers.
+    pub fn new(
+        config: &RouterConfig,
+        workers: Arc<Workers>,
+        replica: Arc<Replica>,
+        gate: Arc<Gate>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            policy: config.policy,
+            harm_weight: config.harm_weight,
+            attempts_max: config.limits.attempts_max,
+            workers,
+            replica,
+            gate,
+            metrics,
+            buffers: BufferPool::new(config.limits.stream_buffer_bytes_max),
+            lengths: Mutex::default(),
+            rng: Mutex::new(config.router_seed.map_or_else(rand::make_rng, StdRng::seed_from_u64)),
+            turn: AtomicU64::new(0),
+            last_attempt: AtomicU64::new(0),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// Waits in admission, picks a worker, opens the stream, and tries elsewhere as long as no token has come. Returns
+    /// with the first tokens of the worker that serves it. Dropping the future gives up.
+    pub async fn dispatch(self: &Arc<Self>, request: Tokenized) -> Result<Generation, RouterError> {
+        let result = tokio::select! {
+            result = self.to_first_token(request.hash()) => result,
+            () = self.stop.cancelled() => Err(stopping()),
+        };
+        let code = result.as_ref().err().map(|error| error.code);
+        self.metrics.dispatch.dispatched(code);
+        result.map(|mut streaming| {
+            streaming.placed.booking.prefilled();
+            self.account_first_token(&streaming);
+            Generation::start(self, streaming)
+        })
+    }
+
+    /// Ends everything that still waits or runs with an error.
+    pub fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Generations that run.
+    pub fn running(&self) -> usize {
+        self.buffers.len()
+    }
+
+    /// Bytes of tokens that clients have not read yet.
+    pub fn buffered_bytes(&self) -> usize {
+        self.buffers.bytes()
+    }
+
+    async fn to_first_token(&self, hashed: Hashed) -> Result<Streaming, RouterError> {
+        let mut tried: Vec<WorkerId> = Vec::new();
+        let mut permit = self.enter(&hashed).await?;
+        let mut hashed = hashed;
+        loop {
+            let placed = self.place(hashed, permit, &tried)?;
+            let worker = placed.booking.worker().id.clone();
+            let Failed { hashed: again, permit: kept, broken } =
+                match placed.open(self.workers.router_id()).await {
+                    Ok(streaming) => return Ok(streaming),
+                    Err(failed) => *failed,
+                };
+            tried.push(worker);
+            let spent = tried.len() as u32 >= self.attempts_max;
+            if spent || !broken.retry_elsewhere() {
+                return Err(broken.into_error(0));
+            }
+            self.metrics.dispatch.retried(broken.reason());
+            let worker = tried.last().map(WorkerId::as_str).unwrap_or_default();
+            tracing::info!(
+                request = again.request.request_id.as_str(),
+                worker,
+                ?broken,
+                "trying another worker"
+            );
+            permit = self.permit_for_retry(&again, kept, &tried).await?;
+            hashed = again;
+        }
+    }
+
+    async fn enter(&self, hashed: &Hashed) -> Result<Permit, RouterError> {
+        let request = &hashed.request;
+        let output = f64::from(request.n) * self.expected_output(request);
+        let ask = Ask {
+            model: Arc::clone(&request.model),
+            tenant: request.tenant.as_str().into(),
+            priority: request.priority,
+            tokens: request.prompt_ids.len() as u64 + output as u64,
+            deadline: request.deadline,
+        };
+        self.gate.enter(ask).await
+    }
+
+    /// The permit that it has, where another worker is ready; else it queues up again, until one is or all are gone.
+    async fn permit_for_retry(
+        &self,
+        hashed: &Hashed,
+        permit: Permit,
+        tried: &[WorkerId],
+    ) -> Result<Permit, RouterError> {
+        let ready = self.workers.ready_for(&hashed.request.model, &hashed.request.adapter);
+        if ready.iter().any(|w| !tried.contains(&w.id)) {
+            return Ok(permit);
+        }
+        drop(permit);
+        self.enter(hashed).await
+    }
+
+    fn account_first_token(&self, streaming: &Streaming) {
+        let (placed, actual) = (&streaming.placed, streaming.prompt.cached_tokens);
+        let seconds = placed.predicted.at.elapsed().as_secs_f64();
+        let prompt = placed.hashed.request.prompt_ids.len() as u32;
+        placed.booking.worker().observe_hit(prompt, placed.predicted.indexed_tokens, actual);
+        self.metrics.dispatch.first_token(placed.predicted.cached_tokens, actual, seconds);
+    }
+
+    fn expected_output(&self, request: &Tokenized) -> f64 {
+        self.lengths.lock().expected(&request.model.name, &request.tenant, request.sampling.max_tokens)
+    }
+
+    fn observe_lengths(&self, request: &Tokenized, progress: &Progress) {
+        let mut lengths = self.lengths.lock();
+        for choice in progress.choices() {
+            lengths.observe(&request.model.name, &request.tenant, choice.output_ids.len());
+        }
+    }
+
+    fn next_turn(&self) -> u64 {
+        self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn next_attempt(&self) -> u64 {
+        self.last_attempt.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+fn stopping() -> RouterError {
+    RouterError::new(ErrorCode::Draining, "this router shuts down; try again").retry_after(RETRY_AFTER)
+}

@@ -1,0 +1,135 @@
+//! Match, pick and book: which worker, and its load with this request on it.
+
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_proto::code::ErrorCode;
+use thalweg_proto::ids::WorkerId;
+use tokio::time::Instant;
+
+use super::stage::{Hashed, Placed, Predicted};
+use super::{Dispatcher, RETRY_AFTER};
+use crate::admission::Permit;
+use crate::error::RouterError;
+use crate::policy::{Ask, Candidate, Pick, pick};
+use crate::workers::load::Weight;
+use crate::workers::{Room, Worker};
+
+/// Within this time after its predicted end a worker has said what a prefill stored.
+const CONFIRMATION: Duration = Duration::from_secs(5);
+
+impl Dispatcher {
+    /// Picks a worker that was not tried yet, or one that was if there is no other, and books the request on it.
+    pub(super) fn place(
+        &self,
+        hashed: Hashed,
+        mut permit: Permit,
+        tried: &[WorkerId],
+    ) -> Result<Placed, RouterError> {
+        let now = Instant::now();
+        let workers = self.eligible(&hashed, tried);
+        let matches = self.replica.lookup(&hashed.keys, now);
+        let block_tokens = hashed.request.model.block_tokens as u32;
+        let indexed_tokens = |w: &Arc<Worker>| {
+            // Blocks of another size have other hashes.
+            let holder = w.holder.filter(|_| w.about.block_size == block_tokens);
+            holder.map_or(0, |h| matches.blocks(h)) * block_tokens
+        };
+        let indexed: Vec<u32> = workers.iter().map(indexed_tokens).collect();
+        let candidates: Vec<Candidate> =
+            workers.iter().zip(&indexed).map(|(w, tokens)| candidate(w, *tokens)).collect();
+        let Some(Pick { index, cost }) = self.pick(&self.ask(&hashed), &candidates) else {
+            return Err(self.nobody(&hashed));
+        };
+        let (worker, candidate) = (&workers[index], &candidates[index]);
+        let mut booking = self.workers.book(worker, weight(&hashed, candidate.cached_tokens));
+        permit.booked();
+        let predicted = Predicted {
+            cost,
+            indexed_tokens: indexed[index],
+            cached_tokens: candidate.cached_tokens,
+            at: now,
+        };
+        if let Some(holder) = worker.holder {
+            let from = now + Duration::try_from_secs_f64(cost.first_token()).unwrap_or(CONFIRMATION);
+            let expected = self.replica.expect(holder, Arc::clone(&hashed.keys), from, from + CONFIRMATION);
+            if let Some(expectation) = expected {
+                booking.set_expected(Arc::clone(&self.replica), expectation);
+            }
+        }
+        tracing::debug!(
+            request = hashed.request.request_id.as_str(), worker = %worker.id, candidates = candidates.len(),
+            cached_tokens = candidate.cached_tokens, ?cost, "worker picked"
+        );
+        self.metrics.dispatch.picked(worker.id.as_str(), &predicted.cost);
+        Ok(Placed { hashed, permit, booking, predicted, attempt_id: self.next_attempt() })
+    }
+
+    /// Why nobody is ready, for the client.
+    fn nobody(&self, hashed: &Hashed) -> RouterError {
+        let message = match self.workers.room(&hashed.request.model) {
+            Room::NoWorker(reason) => reason,
+            Room::Requests(_) if hashed.request.adapter.is_empty() => {
+                format!("no worker of {} answers at present; try again later", hashed.request.model.name)
+            }
+            Room::Requests(_) => {
+                format!(
+                    "no ready worker of {} has adapter {}",
+                    hashed.request.model.name, hashed.request.adapter
+                )
+            }
+        };
+        RouterError::new(ErrorCode::Unavailable, message).retry_after(RETRY_AFTER)
+    }
+
+    /// Ready workers, those with room if any has it, and untried ones if there is any.
+    fn eligible(&self, hashed: &Hashed, tried: &[WorkerId]) -> Vec<Arc<Worker>> {
+        let ready = self.workers.ready_for(&hashed.request.model, &hashed.request.adapter);
+        let untried = prefer(ready, |w| !tried.contains(&w.id));
+        prefer(untried, |w| w.has_room())
+    }
+
+    fn ask(&self, hashed: &Hashed) -> Ask {
+        Ask {
+            prompt_tokens: hashed.request.prompt_ids.len() as u32,
+            choices: hashed.request.n,
+            expected_output: self.expected_output(&hashed.request),
+            prefix_key: hashed.prefix_key,
+            harm_weight: self.harm_weight,
+        }
+    }
+
+    fn pick(&self, ask: &Ask, candidates: &[Candidate]) -> Option<Pick> {
+        pick(self.policy, ask, candidates, self.next_turn(), &mut *self.rng.lock())
+    }
+}
+
+fn prefer(workers: Vec<Arc<Worker>>, wanted: impl Fn(&Arc<Worker>) -> bool) -> Vec<Arc<Worker>> {
+    let (preferred, others): (Vec<_>, Vec<_>) = workers.into_iter().partition(wanted);
+    if preferred.is_empty() { others } else { preferred }
+}
+
+fn candidate(worker: &Worker, indexed_tokens: u32) -> Candidate {
+    let load = worker.load();
+    Candidate {
+        name_hash: BuildHasherDefault::<DefaultHasher>::default().hash_one(worker.id.as_str()),
+        running: load.running,
+        waiting: load.waiting,
+        recent_sequences: load.recent_sequences,
+        max_num_seqs: worker.about.max_num_seqs,
+        prefill_tokens_ahead: load.prefill_tokens_ahead,
+        running_context_tokens: load.running_context_tokens,
+        kv_blocks_available: load.kv_blocks_available,
+        block_tokens: worker.about.block_size,
+        cached_tokens: worker.confidence().discount(indexed_tokens),
+        speed: worker.speed(),
+    }
+}
+
+fn weight(hashed: &Hashed, cached_tokens: u32) -> Weight {
+    let prompt = hashed.request.prompt_ids.len() as u64;
+    let prefill_tokens = prompt.saturating_sub(u64::from(cached_tokens)).max(1);
+    let kv_blocks = prefill_tokens.div_ceil(hashed.request.model.block_tokens as u64);
+    Weight { sequences: hashed.request.n, prefill_tokens, kv_blocks }
+}

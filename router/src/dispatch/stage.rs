@@ -1,0 +1,102 @@
+//! What a request is at each stage. A stage's function takes the one before by value, so none can be skipped.
+
+use std::sync::Arc;
+
+use thalweg_proto::block_hash::{self, HashRoot};
+use thalweg_proto::v1;
+use tokio::time::Instant;
+
+use super::attempt::Source;
+use super::progress::Progress;
+use crate::admission::Permit;
+use crate::models::ModelEntry;
+use crate::policy::Cost;
+use crate::workers::Booking;
+
+/// Blocks that `prefix_hash` looks at: enough to tell conversations apart, few enough that their turns agree.
+const PREFIX_KEY_BLOCKS: usize = 4;
+
+/// A parsed and tokenised request: what the API hands over.
+#[derive(Clone)]
+pub struct Tokenized {
+    /// x-request-id of the client, or ours.
+    pub request_id: String,
+    /// The model it asked for.
+    pub model: Arc<ModelEntry>,
+    /// The prompt, not empty and within the model's context.
+    pub prompt_ids: Arc<[u32]>,
+    /// Valid parameters; the seed is drawn.
+    pub sampling: v1::SamplingParams,
+    /// Choices wanted, at least 1.
+    pub n: u32,
+    /// Who pays and shares.
+    pub tenant: String,
+    /// Whose blocks it may reuse.
+    pub scope: v1::CacheScope,
+    /// LoRA adapter, empty for the base model.
+    pub adapter: String,
+    /// Lower goes earlier; 0 is usual.
+    pub priority: i32,
+    /// When it is given up.
+    pub deadline: Instant,
+    /// W3C trace context.
+    pub traceparent: String,
+}
+
+/// With the keys of its prompt's blocks.
+pub(super) struct Hashed {
+    pub(super) request: Tokenized,
+    /// Keys of the full blocks that a worker could reuse: the last prompt token is always computed.
+    pub(super) keys: Arc<[u64]>,
+    /// What `prefix_hash` goes by.
+    pub(super) prefix_key: u64,
+}
+
+/// With a worker that has been told nothing yet.
+pub(super) struct Placed {
+    pub(super) hashed: Hashed,
+    pub(super) permit: Permit,
+    pub(super) booking: Booking,
+    pub(super) predicted: Predicted,
+    pub(super) attempt_id: u64,
+}
+
+/// What the pick expected.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Predicted {
+    pub(super) cost: Cost,
+    /// Prompt tokens that the index says the worker holds.
+    pub(super) indexed_tokens: u32,
+    /// The same, discounted by experience with that worker.
+    pub(super) cached_tokens: u32,
+    pub(super) at: Instant,
+}
+
+/// With its first tokens.
+pub(super) struct Streaming {
+    pub(super) placed: Placed,
+    pub(super) source: Source,
+    pub(super) progress: Progress,
+    pub(super) prompt: v1::PromptInfo,
+    pub(super) first: Vec<v1::ChoiceDelta>,
+}
+
+impl Tokenized {
+    pub(super) fn hash(self) -> Hashed {
+        let root = HashRoot {
+            fingerprint: &self.model.fingerprint,
+            adapter: &self.adapter,
+            scope: &self.scope.scope,
+            salt: &self.scope.salt,
+        };
+        let root = root.hash();
+        let reusable = &self.prompt_ids[..self.prompt_ids.len().saturating_sub(1)];
+        let blocks = block_hash::full_blocks(root, reusable, self.model.block_tokens);
+        let keys: Arc<[u64]> = blocks.iter().map(block_hash::BlockHash::index_key).collect();
+        let prefix_key = match keys.get(..keys.len().min(PREFIX_KEY_BLOCKS)) {
+            Some([.., last]) => *last,
+            _ => block_hash::child(root, &self.prompt_ids).index_key(),
+        };
+        Hashed { request: self, keys, prefix_key }
+    }
+}

@@ -1,0 +1,63 @@
+//! Why a request was not served, and why a router did not start.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use thalweg_proto::code::ErrorCode;
+
+/// A request that could not be served, or not to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct RouterError {
+    /// What kind of fault; decides status and retry.
+    pub code: ErrorCode,
+    /// A sentence for the user: what is wrong and what to do.
+    pub message: String,
+    /// Field of the request that is at fault.
+    pub param: Option<String>,
+    /// When a new try may succeed, for the Retry-After header.
+    pub retry_after: Option<Duration>,
+}
+
+impl RouterError {
+    /// An error of no particular field.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), param: None, retry_after: None }
+    }
+
+    /// A fault of one field of the request.
+    pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::new(ErrorCode::InvalidRequest, message) }
+    }
+
+    /// What a worker answered.
+    pub fn of_status(status: &tonic::Status) -> Self {
+        Self::new(ErrorCode::of(status), status.message())
+    }
+
+    /// The same with a time after which to try again.
+    pub fn retry_after(self, after: Duration) -> Self {
+        Self { retry_after: Some(after), ..self }
+    }
+}
+
+/// The router did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum RouterStartError {
+    /// The HTTP address is taken or not ours.
+    #[error("cannot listen on {address}: {source}; choose another address with --http")]
+    Bind {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A value of the configuration contradicts another or itself.
+    #[error("--{option}: {reason}")]
+    Config {
+        /// The flag, without dashes.
+        option: &'static str,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+}

@@ -1,0 +1,252 @@
+//! What this router counts, in the text format of Prometheus.
+
+use std::sync::atomic::AtomicU64;
+
+use parking_lot::Mutex;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use thalweg_proto::code::ErrorCode;
+
+use crate::policy::Cost;
+use crate::workers::health::HealthState;
+use crate::workers::{Worker, Workers};
+
+/// The families of this router and the registry that shows them.
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    /// Of the way from admission to the first token.
+    pub(crate) dispatch: DispatchMetrics,
+    /// Of each worker, as this router sees it.
+    workers: WorkerMetrics,
+    /// Of this router as a whole.
+    pub(crate) gauges: RouterGauges,
+}
+
+impl Metrics {
+    /// All families registered, at zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("thalweg_router");
+        let dispatch = DispatchMetrics::register(&mut registry);
+        let workers = WorkerMetrics::register(&mut registry);
+        let gauges = RouterGauges::register(&mut registry);
+        Self { registry: Mutex::new(registry), dispatch, workers, gauges }
+    }
+
+    /// Lets another module add its own families.
+    pub fn register<T>(&self, families: impl FnOnce(&mut Registry) -> T) -> T {
+        families(&mut self.registry.lock())
+    }
+
+    /// The text that /metrics serves.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        if let Err(error) = prometheus_client::encoding::text::encode(&mut text, &self.registry.lock()) {
+            tracing::error!(%error, "metrics could not be written");
+        }
+        text
+    }
+
+    /// Brings the gauges of every worker up to date; a worker that left takes its own with it.
+    pub(crate) fn show_workers(&self, workers: &Workers) {
+        self.workers.show(workers);
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// From admission to the first token.
+pub(crate) struct DispatchMetrics {
+    dispatched: Family<CodeLabel, Counter>,
+    broken: Family<CodeLabel, Counter>,
+    retries: Family<ReasonLabel, Counter>,
+    picks: Family<WorkerLabel, Counter>,
+    predicted_cached_tokens: Counter,
+    actual_cached_tokens: Counter,
+    predicted_first_token: Histogram,
+    first_token: Histogram,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CodeLabel {
+    code: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WorkerLabel {
+    worker: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    worker: String,
+    state: &'static str,
+}
+
+/// One millisecond to two minutes.
+fn seconds_histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 18))
+}
+
+impl DispatchMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let this = Self {
+            dispatched: Family::default(),
+            broken: Family::default(),
+            retries: Family::default(),
+            picks: Family::default(),
+            predicted_cached_tokens: Counter::default(),
+            actual_cached_tokens: Counter::default(),
+            predicted_first_token: seconds_histogram(),
+            first_token: seconds_histogram(),
+        };
+        // Codes are few, and a rate needs its zero.
+        for code in ErrorCode::ALL.map(ErrorCode::as_str).into_iter().chain(["ok"]) {
+            this.dispatched.get_or_create_owned(&CodeLabel { code });
+        }
+        registry.register(
+            "requests",
+            "Prompts dispatched, by code at the first token",
+            this.dispatched.clone(),
+        );
+        registry.register(
+            "streams_broken",
+            "Generations that failed after their first token",
+            this.broken.clone(),
+        );
+        registry.register("retries", "Tries on another worker before the first token", this.retries.clone());
+        registry.register("picks", "Bookings by worker", this.picks.clone());
+        let help = "Prompt tokens expected in the picked worker's cache";
+        registry.register("predicted_cached_tokens", help, this.predicted_cached_tokens.clone());
+        let help = "Prompt tokens found in the picked worker's cache";
+        registry.register("actual_cached_tokens", help, this.actual_cached_tokens.clone());
+        let help = "Seconds from pick to first token, as predicted";
+        registry.register("predicted_time_to_first_token_seconds", help, this.predicted_first_token.clone());
+        let help = "Seconds from pick to first token";
+        registry.register("time_to_first_token_seconds", help, this.first_token.clone());
+        this
+    }
+
+    /// A request got its first token, or failed before it.
+    pub(crate) fn dispatched(&self, failed: Option<ErrorCode>) {
+        let code = failed.map_or("ok", ErrorCode::as_str);
+        self.dispatched.get_or_create(&CodeLabel { code }).inc();
+    }
+
+    /// A generation failed after its first token.
+    pub(crate) fn broken(&self, code: ErrorCode) {
+        self.broken.get_or_create(&CodeLabel { code: code.as_str() }).inc();
+    }
+
+    /// A try failed, another one follows.
+    pub(crate) fn retried(&self, reason: &'static str) {
+        self.retries.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    /// A worker was booked.
+    pub(crate) fn picked(&self, worker: &str, cost: &Cost) {
+        self.picks.get_or_create(&WorkerLabel { worker: worker.to_owned() }).inc();
+        self.predicted_first_token.observe(cost.first_token());
+    }
+
+    /// What became of a prediction.
+    pub(crate) fn first_token(&self, predicted_cached: u32, actual_cached: u32, seconds: f64) {
+        self.predicted_cached_tokens.inc_by(u64::from(predicted_cached));
+        self.actual_cached_tokens.inc_by(u64::from(actual_cached));
+        self.first_token.observe(seconds);
+    }
+}
+
+/// Gauges of each worker; never histograms, of which there would be too many.
+struct WorkerMetrics {
+    state: Family<StateLabel, Gauge>,
+    figures: [(Family<WorkerLabel, Figure>, FigureOf); 7],
+}
+
+type Figure = Gauge<f64, AtomicU64>;
+type FigureOf = fn(&Workers, &Worker) -> f64;
+
+impl WorkerMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let state = Family::default();
+        registry.register("worker_state", "1 for the state that the worker is in", Family::clone(&state));
+        let mut figure = |name: &str, help: &str, of: FigureOf| {
+            let family = Family::<WorkerLabel, Figure>::default();
+            registry.register(name, help, family.clone());
+            (family, of)
+        };
+        let figures = [
+            figure("worker_running", "Sequences that decode", |_, w| f64::from(w.load().running)),
+            figure("worker_waiting", "Sequences that wait or were booked", |_, w| {
+                f64::from(w.load().waiting)
+            }),
+            figure("worker_prefill_tokens_ahead", "Prompt tokens to compute", |_, w| {
+                w.load().prefill_tokens_ahead as f64
+            }),
+            figure("worker_kv_blocks_available", "KV blocks that are free or only cached", |_, w| {
+                w.load().kv_blocks_available as f64
+            }),
+            figure("worker_bookings", "Requests of this router on the worker", |_, w| {
+                w.open_bookings() as f64
+            }),
+            figure("worker_hit_confidence", "Actual over predicted cached tokens, 0 to 1", |_, w| {
+                w.confidence().ratio()
+            }),
+            figure("worker_indexed_blocks", "Blocks that the cache index knows of", |all, w| {
+                all.indexed_blocks(w) as f64
+            }),
+        ];
+        Self { state, figures }
+    }
+
+    fn show(&self, workers: &Workers) {
+        self.state.clear();
+        self.figures.iter().for_each(|(family, _)| family.clear());
+        for worker in workers.list().iter() {
+            let name = || worker.id.as_str().to_owned();
+            for state in HealthState::ALL {
+                let label = StateLabel { worker: name(), state: state.as_str() };
+                self.state.get_or_create(&label).set((worker.state() == state).into());
+            }
+            for (family, of) in &self.figures {
+                family.get_or_create(&WorkerLabel { worker: name() }).set(of(workers, worker));
+            }
+        }
+    }
+}
+
+/// The router as a whole.
+pub(crate) struct RouterGauges {
+    pub(crate) queue_depth: Gauge,
+    pub(crate) streams: Gauge,
+    pub(crate) stream_buffer_bytes: Gauge,
+    pub(crate) index_blocks: Gauge,
+}
+
+impl RouterGauges {
+    fn register(registry: &mut Registry) -> Self {
+        let mut gauge = |name: &str, help: &str| {
+            let gauge = Gauge::default();
+            registry.register(name, help, gauge.clone());
+            gauge
+        };
+        Self {
+            queue_depth: gauge("queue_depth", "Requests that wait in this router"),
+            streams: gauge("streams", "Generations that run"),
+            stream_buffer_bytes: gauge("stream_buffer_bytes", "Bytes of tokens that clients have not read"),
+            index_blocks: gauge("index_blocks", "Distinct blocks in the cache index"),
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The prompt as the beginning of a completion (`echo`).
+
+use thalweg_model::tokenizer::Detokenizer;
+use thalweg_proto::v1;
+
+use crate::tokenize::TokenizedPrompt;
+
+use super::choice::{Rules, TokenInfo};
+
+/// A prompt's text, and where in it each token begins.
+pub(crate) struct Echo {
+    text: String,
+    offsets: Vec<usize>,
+}
+
+impl Echo {
+    pub(crate) fn new(rules: &Rules<'_>, prompt: &TokenizedPrompt) -> Self {
+        let mut detokenizer = Detokenizer::new(rules.tokenizer, &[], rules.options.skip_special);
+        let (mut decoded, mut characters) = (String::new(), 0);
+        let mut offsets = Vec::with_capacity(prompt.ids.len());
+        for &id in prompt.ids.iter() {
+            offsets.push(characters);
+            let text = detokenizer.push(rules.tokenizer, id);
+            characters += text.chars().count();
+            decoded.push_str(&text);
+        }
+        decoded.push_str(&detokenizer.finish(rules.tokenizer));
+        Self { text: prompt.echo.clone().unwrap_or(decoded), offsets }
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Length of the text.
+    pub(crate) fn characters(&self) -> usize {
+        self.text.chars().count()
+    }
+
+    /// The worker's prompt logprobs with their places in the text.
+    pub(crate) fn token_infos(&self, logprobs: &[v1::TokenLogprobs]) -> Vec<TokenInfo> {
+        let info = |(logprobs, offset): (&v1::TokenLogprobs, &usize)| TokenInfo {
+            logprobs: logprobs.clone(),
+            text_offset: *offset,
+        };
+        logprobs.iter().zip(&self.offsets).map(info).collect()
+    }
+}

@@ -1,0 +1,120 @@
+//! Log probabilities in the three shapes that clients know.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use thalweg_model::tokenizer::Tokenizer;
+use thalweg_proto::v1;
+
+use super::choice::TokenInfo;
+
+/// JSON has no infinity. vLLM's clients know this floor.
+const FLOOR: f64 = -9999.0;
+
+/// `choices[].logprobs` of a chat.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatLogprobs {
+    content: Vec<ChatToken>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatToken {
+    #[serde(flatten)]
+    token: ScoredToken,
+    top_logprobs: Vec<ScoredToken>,
+}
+
+#[derive(Debug, Serialize)]
+struct ScoredToken {
+    token: String,
+    logprob: f64,
+    bytes: Vec<u8>,
+}
+
+/// `choices[].logprobs` of a completion: parallel arrays.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct CompletionLogprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f64>>,
+    top_logprobs: Vec<Option<Map<String, Value>>>,
+    text_offset: Vec<usize>,
+}
+
+impl ChatLogprobs {
+    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[TokenInfo]) -> Self {
+        let entry = |info: &TokenInfo| ChatToken {
+            token: scored(tokenizer, info.logprobs.token_id, info.logprobs.logprob),
+            top_logprobs: info
+                .logprobs
+                .top
+                .iter()
+                .map(|t| scored(tokenizer, t.token_id, t.logprob))
+                .collect(),
+        };
+        Self { content: tokens.iter().map(entry).collect() }
+    }
+}
+
+impl CompletionLogprobs {
+    /// `first_is_prompt`: the first token has nothing before it, and so no probability.
+    pub(crate) fn new(
+        tokenizer: &Tokenizer,
+        tokens: &[TokenInfo],
+        count: u32,
+        first_is_prompt: bool,
+    ) -> Self {
+        let mut all = Self::default();
+        for (at, info) in tokens.iter().enumerate() {
+            let known = at > 0 || !first_is_prompt;
+            all.tokens.push(tokenizer.token_text(info.logprobs.token_id));
+            all.token_logprobs.push(known.then(|| finite(info.logprobs.logprob)));
+            all.top_logprobs.push(known.then(|| top_by_text(tokenizer, &info.logprobs, count)));
+            all.text_offset.push(info.text_offset);
+        }
+        all
+    }
+}
+
+/// vLLM's `prompt_logprobs`: null for the first token, then an object by token id.
+pub(crate) fn prompt_logprobs(tokenizer: &Tokenizer, tokens: &[v1::TokenLogprobs], count: u32) -> Value {
+    let entry = |(at, token): (usize, &v1::TokenLogprobs)| {
+        if at == 0 {
+            return Value::Null;
+        }
+        let mut by_id = Map::new();
+        let mut put = |id: u32, logprob: f32, rank: usize| {
+            by_id.entry(id.to_string()).or_insert_with(|| {
+                json!({"logprob": finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(id)})
+            });
+        };
+        put(token.token_id, token.logprob, token.rank as usize);
+        for (at, top) in token.top.iter().take(count as usize).enumerate() {
+            put(top.token_id, top.logprob, at + 1);
+        }
+        Value::Object(by_id)
+    };
+    Value::Array(tokens.iter().enumerate().map(entry).collect())
+}
+
+/// The token itself and its alternatives. Where two tokens read the same, the likelier one stays.
+fn top_by_text(tokenizer: &Tokenizer, token: &v1::TokenLogprobs, count: u32) -> Map<String, Value> {
+    let mut map = Map::new();
+    map.insert(tokenizer.token_text(token.token_id), json!(finite(token.logprob)));
+    for top in token.top.iter().take(count as usize) {
+        map.entry(tokenizer.token_text(top.token_id)).or_insert_with(|| json!(finite(top.logprob)));
+    }
+    map
+}
+
+fn scored(tokenizer: &Tokenizer, id: u32, logprob: f32) -> ScoredToken {
+    let token = tokenizer.token_text(id);
+    let bytes = match tokenizer.token_bytes(id) {
+        bytes if bytes.is_empty() => token.as_bytes().to_vec(),
+        bytes => bytes,
+    };
+    ScoredToken { token, logprob: finite(logprob), bytes }
+}
+
+/// At most 0 and never infinite or NaN. Of double width, so that every shape prints the same digits.
+fn finite(logprob: f32) -> f64 {
+    if logprob.is_nan() { FLOOR } else { f64::from(logprob).clamp(FLOOR, 0.0) }
+}

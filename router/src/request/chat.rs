@@ -1,0 +1,115 @@
+//! `POST /v1/chat/completions`: body to request.
+
+use serde_json::{Map, Value};
+
+use crate::error::RouterError;
+use crate::models::ModelEntry;
+
+use super::common::{self, take};
+use super::fields::{Fields, invalid};
+use super::unsupported::refuse_unsupported;
+use super::{Chat, Endpoint, MaxTokens, Prompt, Served, ValidRequest, messages, sampling};
+
+/// Reads a chat request for one of the models served.
+pub fn parse_chat(mut body: Map<String, Value>, served: &Served<'_>) -> Result<ValidRequest, RouterError> {
+    let chat_values = ChatValues::take(&mut body);
+    let fields = Fields::new(&body);
+    let model = common::model(&fields, served.models)?;
+    refuse_unsupported(&fields)?;
+    refuse_completions_fields(&fields)?;
+    let (mut params, mut reply) = common::sampling_and_reply(&fields, model.tokenizer.vocab_size(), served)?;
+    reply.logprobs = logprobs(&fields)?;
+    params.logprobs = reply.logprobs;
+    params.prompt_logprobs = reply.prompt_logprobs;
+    let explicit = max_tokens(&fields)?;
+    common::check_min_tokens(&fields, params.min_tokens, explicit)?;
+    let chat = chat(chat_values, &fields, &model)?;
+    Ok(ValidRequest {
+        endpoint: Endpoint::Chat,
+        prompts: vec![Prompt::Chat(chat)],
+        choices: sampling::choices(&fields, served.choices_max)?,
+        sampling: params,
+        max_tokens: explicit.map_or(MaxTokens::Default(u32::MAX), MaxTokens::Explicit),
+        cache_salt: common::cache_salt(&fields)?,
+        priority: common::priority(&fields)?,
+        reply,
+        model,
+    })
+}
+
+/// The parts of a body that templates get whole.
+pub(super) struct ChatValues {
+    messages: Option<Value>,
+    tools: Option<Value>,
+    kwargs: Option<Value>,
+}
+
+impl ChatValues {
+    pub(super) fn take(body: &mut Map<String, Value>) -> Self {
+        Self {
+            messages: take(body, "messages"),
+            tools: take(body, "tools"),
+            kwargs: take(body, "chat_template_kwargs"),
+        }
+    }
+
+    pub(super) fn has_messages(&self) -> bool {
+        self.messages.as_ref().is_some_and(|m| !m.is_null())
+    }
+}
+
+/// The chat of a request, for a model that has a template.
+pub(super) fn chat(values: ChatValues, fields: &Fields<'_>, model: &ModelEntry) -> Result<Chat, RouterError> {
+    let messages = messages::messages(values.messages)?;
+    let mut tools = messages::tools(values.tools)?;
+    if fields.string("tool_choice")? == Some("none") {
+        tools = Value::Null;
+    }
+    let kwargs = match values.kwargs {
+        None | Some(Value::Null) => Value::Null,
+        Some(object @ Value::Object(_)) => object,
+        Some(_) => {
+            return Err(fields.error("chat_template_kwargs", "must be an object"));
+        }
+    };
+    if model.template.is_none() {
+        let message = format!(
+            "the model `{}` has no chat template; start its workers with --chat-template FILE, or use /v1/completions",
+            model.name
+        );
+        return Err(RouterError::field("messages", message));
+    }
+    let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
+    Ok(Chat { messages, tools, kwargs, add_generation_prompt })
+}
+
+/// `max_completion_tokens` is the new name of `max_tokens`; given both they must agree.
+fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, RouterError> {
+    let old = fields.count("max_tokens", 1)?;
+    let new = fields.count("max_completion_tokens", 1)?;
+    match (new, old) {
+        (Some(new), Some(old)) if new != old => Err(fields
+            .error("max_completion_tokens", format!("is {new} but `max_tokens` is {old}; send one of them"))),
+        (new, old) => Ok(new.or(old)),
+    }
+}
+
+fn logprobs(fields: &Fields<'_>) -> Result<Option<u32>, RouterError> {
+    if fields.get("logprobs").is_some_and(Value::is_number) {
+        return Err(fields.error("logprobs", "must be a boolean in a chat; `top_logprobs` takes the number"));
+    }
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = common::alternatives(fields, "top_logprobs")?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(fields.error("top_logprobs", "is allowed only with \"logprobs\": true")),
+    }
+}
+
+fn refuse_completions_fields(fields: &Fields<'_>) -> Result<(), RouterError> {
+    if fields.boolean("echo")? == Some(true) {
+        return Err(invalid("echo".to_owned(), "`echo` is not available in a chat; use /v1/completions"));
+    }
+    Ok(())
+}

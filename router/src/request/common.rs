@@ -1,0 +1,112 @@
+//! Fields that chat and completions share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use thalweg_proto::code::ErrorCode;
+use thalweg_proto::v1;
+
+use crate::error::RouterError;
+use crate::models::{ModelEntry, Models};
+
+use super::fields::Fields;
+use super::limits::{CACHE_SALT_BYTES_MAX, LOGPROBS_MAX};
+use super::{ReplyOptions, Served, sampling};
+
+/// The model that a request names.
+pub(super) fn model(fields: &Fields<'_>, models: &Models) -> Result<Arc<ModelEntry>, RouterError> {
+    match fields.string("model")? {
+        Some(name) if !name.is_empty() => find_model(name, models),
+        _ => Err(fields.error("model", "is missing; GET /v1/models lists what is served")),
+    }
+}
+
+/// The model of that very name, or a 404; a 503 while no worker has said what it serves.
+pub(crate) fn find_model(name: &str, models: &Models) -> Result<Arc<ModelEntry>, RouterError> {
+    if let Some(entry) = models.get(name) {
+        return Ok(entry);
+    }
+    let served = models.list();
+    if served.is_empty() {
+        let error = RouterError::new(ErrorCode::Unavailable, "no worker is ready yet; GET /ready tells when");
+        return Err(error.retry_after(Duration::from_secs(1)));
+    }
+    let names: Vec<_> = served.iter().map(|m| m.name.as_str()).collect();
+    let message = format!("the model `{name}` does not exist; served are: {}", names.join(", "));
+    Err(RouterError { code: ErrorCode::ModelNotFound, ..RouterError::field("model", message) })
+}
+
+/// Sampling of the worker and options of the reply, but for the log probabilities.
+pub(super) fn sampling_and_reply(
+    fields: &Fields<'_>,
+    vocab_size: usize,
+    served: &Served<'_>,
+) -> Result<(v1::SamplingParams, ReplyOptions), RouterError> {
+    let params = sampling::sampling(fields, vocab_size, served.draw_seed)?;
+    let flag = |name, default| fields.boolean(name).map(|v| v.unwrap_or(default));
+    let stream = flag("stream", false)?;
+    let reply = ReplyOptions {
+        stream,
+        include_usage: include_usage(fields, stream)?,
+        return_token_ids: flag("return_token_ids", false)?,
+        stop: sampling::stop_strings(fields)?,
+        include_stop: flag("include_stop_str_in_output", false)?,
+        skip_special: flag("skip_special_tokens", true)?,
+        prompt_logprobs: prompt_logprobs(fields, stream)?,
+        ..ReplyOptions::default()
+    };
+    Ok((params, reply))
+}
+
+/// Bounds `min_tokens` by `max_tokens`, where that was given.
+pub(super) fn check_min_tokens(fields: &Fields<'_>, min: u32, max: Option<u32>) -> Result<(), RouterError> {
+    match max {
+        Some(max) if min > max => {
+            Err(fields.error("min_tokens", format!("is {min}, which is more than max_tokens ({max})")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `cache_salt`, empty if none.
+pub(super) fn cache_salt(fields: &Fields<'_>) -> Result<String, RouterError> {
+    let Some(salt) = fields.string("cache_salt")? else { return Ok(String::new()) };
+    if salt.is_empty() || salt.len() > CACHE_SALT_BYTES_MAX {
+        return Err(fields.error("cache_salt", format!("must have 1 to {CACHE_SALT_BYTES_MAX} bytes")));
+    }
+    Ok(salt.to_owned())
+}
+
+/// `priority`, 0 unless given.
+pub(super) fn priority(fields: &Fields<'_>) -> Result<i32, RouterError> {
+    let priority = fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?;
+    Ok(priority.and_then(|p| i32::try_from(p).ok()).unwrap_or(0))
+}
+
+/// A number of alternatives per token.
+pub(super) fn alternatives(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, RouterError> {
+    let count = fields.integer(name, 0..=i64::from(LOGPROBS_MAX))?;
+    Ok(count.and_then(|c| u32::try_from(c).ok()))
+}
+
+/// Takes a field out of the body, to own it.
+pub(super) fn take(body: &mut Map<String, Value>, name: &str) -> Option<Value> {
+    body.get_mut(name).map(Value::take)
+}
+
+fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, RouterError> {
+    let Some(options) = fields.object("stream_options")? else { return Ok(false) };
+    if !stream {
+        return Err(fields.error("stream_options", "is allowed only with \"stream\": true"));
+    }
+    Ok(Fields::within(options, "stream_options.").boolean("include_usage")?.unwrap_or(false))
+}
+
+fn prompt_logprobs(fields: &Fields<'_>, stream: bool) -> Result<Option<u32>, RouterError> {
+    let count = alternatives(fields, "prompt_logprobs")?;
+    if count.is_some() && stream {
+        return Err(fields.error("prompt_logprobs", "is not available with \"stream\": true"));
+    }
+    Ok(count)
+}

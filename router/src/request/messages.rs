@@ -1,0 +1,234 @@
+//! Chat messages in OpenAI's shapes, brought to the form that chat templates expect.
+
+use serde_json::{Map, Value};
+
+use crate::error::RouterError;
+
+use super::fields::{Fields, invalid};
+use super::json::kind;
+use super::limits::MESSAGES_MAX;
+
+/// Checks `messages` and joins text parts. What comes out is an array of objects with `role`, a `content` that is a
+/// string (null only beside tool calls), and whatever else the client put there.
+pub(super) fn messages(value: Option<Value>) -> Result<Value, RouterError> {
+    let Some(value) = value.filter(|v| !v.is_null()) else {
+        return Err(invalid("messages".to_owned(), "`messages` is missing; send at least one message"));
+    };
+    let Value::Array(mut list) = value else {
+        return Err(invalid(
+            "messages".to_owned(),
+            format!("`messages` must be an array, not {}", kind(&value)),
+        ));
+    };
+    if list.is_empty() {
+        return Err(invalid("messages".to_owned(), "`messages` is empty; send at least one message"));
+    }
+    if list.len() > MESSAGES_MAX {
+        return Err(invalid(
+            "messages".to_owned(),
+            format!("`messages` takes at most {MESSAGES_MAX} messages"),
+        ));
+    }
+    for (at, item) in list.iter_mut().enumerate() {
+        let path = format!("messages[{at}]");
+        let Value::Object(message) = item else {
+            let message = format!("`{path}` must be an object, not {}", kind(item));
+            return Err(invalid(path, message));
+        };
+        normalise(message, &path)?;
+    }
+    Ok(Value::Array(list))
+}
+
+fn normalise(message: &mut Map<String, Value>, path: &str) -> Result<(), RouterError> {
+    let role = role(message, path)?;
+    let tool_calls = tool_calls(message, path)?;
+    let content = match message.remove("content") {
+        Some(Value::String(text)) => Value::String(text),
+        Some(Value::Array(parts)) => Value::String(joined_text(&parts, &format!("{path}.content"))?),
+        None | Some(Value::Null) if tool_calls => Value::Null,
+        None | Some(Value::Null) => {
+            let param = format!("{path}.content");
+            let message =
+                format!("`{param}` is missing; only an assistant's message with tool_calls has none");
+            return Err(invalid(param, message));
+        }
+        Some(other) => {
+            let param = format!("{path}.content");
+            let message =
+                format!("`{param}` must be a string or an array of text parts, not {}", kind(&other));
+            return Err(invalid(param, message));
+        }
+    };
+    message.insert("role".to_owned(), Value::String(role.to_owned()));
+    message.insert("content".to_owned(), content);
+    Ok(())
+}
+
+/// OpenAI renamed `system` to `developer`; templates know the old name only.
+fn role(message: &Map<String, Value>, path: &str) -> Result<&'static str, RouterError> {
+    const ROLES: [(&str, &str); 5] = [
+        ("system", "system"),
+        ("developer", "system"),
+        ("user", "user"),
+        ("assistant", "assistant"),
+        ("tool", "tool"),
+    ];
+    let prefix = format!("{path}.");
+    let fields = Fields::within(message, &prefix);
+    let Some(role) = fields.string("role")? else {
+        return Err(fields.error("role", "is missing"));
+    };
+    match ROLES.iter().find(|(name, _)| *name == role) {
+        Some((_, known)) => Ok(known),
+        None => {
+            Err(fields
+                .error("role", format!("must be system, developer, user, assistant or tool, not {role:?}")))
+        }
+    }
+}
+
+/// True if the message calls tools. Arguments come as JSON text and templates want the object that it stands for.
+fn tool_calls(message: &mut Map<String, Value>, path: &str) -> Result<bool, RouterError> {
+    let Some(calls) = message.get_mut("tool_calls").filter(|v| !v.is_null()) else { return Ok(false) };
+    let path = format!("{path}.tool_calls");
+    let Value::Array(calls) = calls else {
+        let message = format!("`{path}` must be an array, not {}", kind(calls));
+        return Err(invalid(path, message));
+    };
+    for (at, call) in calls.iter_mut().enumerate() {
+        let Some(function) = call.get_mut("function").and_then(Value::as_object_mut) else {
+            let path = format!("{path}[{at}].function");
+            let message = format!("`{path}` must be an object with `name` and `arguments`");
+            return Err(invalid(path, message));
+        };
+        if let Some(Value::String(text)) = function.get("arguments")
+            && let Ok(object @ Value::Object(_)) =
+                serde_json::from_str(if text.trim().is_empty() { "{}" } else { text })
+        {
+            function.insert("arguments".to_owned(), object);
+        }
+    }
+    Ok(!calls.is_empty())
+}
+
+/// Text parts, a line feed between them, as vLLM joins them.
+fn joined_text(parts: &[Value], path: &str) -> Result<String, RouterError> {
+    let mut texts = Vec::with_capacity(parts.len());
+    for (at, part) in parts.iter().enumerate() {
+        match part {
+            Value::String(text) => texts.push(text.as_str()),
+            Value::Object(object) => texts.push(part_text(object, &format!("{path}[{at}]."))?),
+            other => {
+                let path = format!("{path}[{at}]");
+                let message = format!("`{path}` must be an object, not {}", kind(other));
+                return Err(invalid(path, message));
+            }
+        }
+    }
+    Ok(texts.join("\n"))
+}
+
+fn part_text<'a>(part: &'a Map<String, Value>, prefix: &str) -> Result<&'a str, RouterError> {
+    let fields = Fields::within(part, prefix);
+    let name = match fields.string("type")? {
+        Some("text" | "input_text" | "output_text") => "text",
+        Some("refusal") => "refusal",
+        Some(other) => {
+            let message =
+                format!("is {other:?}, but this model reads text only; send parts of type \"text\"");
+            return Err(fields.error("type", message));
+        }
+        None => return Err(fields.error("type", "is missing")),
+    };
+    // The part outlives the view of it.
+    match part.get(name) {
+        Some(Value::String(text)) => Ok(text),
+        Some(other) => Err(fields.error(name, format!("must be a string, not {}", kind(other)))),
+        None => Err(fields.error(name, "is missing")),
+    }
+}
+
+/// `tools`, checked for the shape that templates read; null if there are none.
+pub(super) fn tools(value: Option<Value>) -> Result<Value, RouterError> {
+    let list = match value {
+        None | Some(Value::Null) => return Ok(Value::Null),
+        Some(Value::Array(list)) if list.is_empty() => return Ok(Value::Null),
+        Some(Value::Array(list)) => list,
+        Some(other) => {
+            return Err(invalid(
+                "tools".to_owned(),
+                format!("`tools` must be an array, not {}", kind(&other)),
+            ));
+        }
+    };
+    for (at, tool) in list.iter().enumerate() {
+        let is_function = tool.get("type").and_then(Value::as_str) == Some("function");
+        let named = tool.pointer("/function/name").is_some_and(Value::is_string);
+        if !(is_function && named) {
+            let path = format!("tools[{at}]");
+            let message =
+                format!("`{path}` must be {{\"type\": \"function\", \"function\": {{\"name\": ..}}}}");
+            return Err(invalid(path, message));
+        }
+    }
+    Ok(Value::Array(list))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(input: Value, expected: Value) {
+        assert_eq!(messages(Some(input)).expect("valid"), expected);
+    }
+
+    fn check_refused(input: Value, param: &str, part: &str) {
+        let error = messages(Some(input)).expect_err("must be refused");
+        assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+        assert!(error.message.contains(part), "{part:?} is not in {:?}", error.message);
+    }
+
+    #[test]
+    fn contents_become_strings() {
+        check(
+            json!([{"role": "user", "content": "hi", "name": "ann"}]),
+            json!([{"role": "user", "name": "ann", "content": "hi"}]),
+        );
+        check(
+            json!([{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]),
+            json!([{"role": "system", "content": "a\nb"}]),
+        );
+        let call = |arguments: Value| json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]);
+        check(
+            json!([{"role": "assistant", "content": null, "tool_calls": call(json!("{\"x\": 1}"))}]),
+            json!([{"role": "assistant", "tool_calls": call(json!({"x": 1})), "content": null}]),
+        );
+        check(
+            json!([{"role": "assistant", "tool_calls": call(json!("not json"))}]),
+            json!([{"role": "assistant", "tool_calls": call(json!("not json")), "content": null}]),
+        );
+    }
+
+    #[test]
+    fn refusals_name_the_field() {
+        check_refused(json!(null), "messages", "missing");
+        check_refused(json!([]), "messages", "empty");
+        check_refused(json!("hi"), "messages", "array, not a string");
+        check_refused(json!(["hi"]), "messages[0]", "object");
+        check_refused(json!([{"content": "x"}]), "messages[0].role", "missing");
+        check_refused(json!([{"role": "robot", "content": "x"}]), "messages[0].role", "robot");
+        check_refused(json!([{"role": 1, "content": "x"}]), "messages[0].role", "string, not 1");
+        check_refused(json!([{"role": "user"}]), "messages[0].content", "missing");
+        check_refused(json!([{"role": "assistant", "content": null}]), "messages[0].content", "tool_calls");
+        check_refused(json!([{"role": "user", "content": 3}]), "messages[0].content", "number");
+        let image = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]);
+        check_refused(
+            json!([{"role": "user", "content": image}]),
+            "messages[0].content[1].type",
+            "text only",
+        );
+    }
+}

@@ -1,0 +1,156 @@
+//! Parse, don't validate: bodies become requests whose every field is known to be right, and nobody checks again.
+
+mod chat;
+pub(crate) mod common;
+mod completion;
+pub(crate) mod fields;
+mod json;
+pub mod limits;
+mod messages;
+mod sampling;
+mod text;
+mod unsupported;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use thalweg_proto::v1;
+
+use crate::models::{ModelEntry, Models};
+
+pub use chat::parse_chat;
+pub use completion::parse_completion;
+pub use json::parse_object;
+pub use text::{DetokenizeRequest, TokenizeRequest, parse_detokenize, parse_tokenize};
+
+/// What requests are checked against.
+pub struct Served<'a> {
+    /// The models of this moment.
+    pub models: &'a Models,
+    /// Largest `n`.
+    pub choices_max: u32,
+    /// Draws the seed of a request that brings none.
+    pub draw_seed: &'a dyn Fn() -> u64,
+}
+
+/// Which of OpenAI's shapes the reply takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `POST /v1/chat/completions`.
+    Chat,
+    /// `POST /v1/completions`.
+    Completions,
+}
+
+/// What stands before the first output token.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// Text, in which control tokens count as such.
+    Text {
+        /// The text.
+        text: String,
+        /// Adds the beginning of sequence where the model wants one.
+        bos: bool,
+    },
+    /// Token ids, all within the vocabulary, taken as they are.
+    Ids(Vec<u32>),
+    /// A chat for the model's template.
+    Chat(Chat),
+}
+
+/// A chat in the form that templates expect.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chat {
+    pub(crate) messages: Value,
+    pub(crate) tools: Value,
+    pub(crate) kwargs: Value,
+    pub(crate) add_generation_prompt: bool,
+}
+
+/// A generation request in which every field has been checked, but for the prompt's length: that needs the tokenizer.
+#[derive(Clone)]
+pub struct ValidRequest {
+    endpoint: Endpoint,
+    model: Arc<ModelEntry>,
+    prompts: Vec<Prompt>,
+    choices: u32,
+    sampling: v1::SamplingParams,
+    max_tokens: MaxTokens,
+    cache_salt: String,
+    priority: i32,
+    reply: ReplyOptions,
+}
+
+/// How many tokens each choice may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxTokens {
+    /// The client's wish; with the prompt it must fit the context.
+    Explicit(u32),
+    /// At most this, or what the context leaves.
+    Default(u32),
+}
+
+/// How the answer is put together: what the worker never hears of.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ReplyOptions {
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) echo: bool,
+    pub(crate) return_token_ids: bool,
+    pub(crate) stop: Vec<String>,
+    pub(crate) include_stop: bool,
+    pub(crate) skip_special: bool,
+    /// Asked for by the client; `echo` makes the worker send prompt logprobs too.
+    pub(crate) logprobs: Option<u32>,
+    pub(crate) prompt_logprobs: Option<u32>,
+}
+
+impl ValidRequest {
+    /// The shape of the reply.
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    /// The model asked for.
+    pub fn model(&self) -> &Arc<ModelEntry> {
+        &self.model
+    }
+
+    /// At least one, the first time.
+    pub(crate) fn take_prompts(&mut self) -> Vec<Prompt> {
+        std::mem::take(&mut self.prompts)
+    }
+
+    /// Choices per prompt, at least one.
+    pub fn choices(&self) -> u32 {
+        self.choices
+    }
+
+    /// Everything about sampling but `max_tokens`.
+    pub fn sampling(&self) -> &v1::SamplingParams {
+        &self.sampling
+    }
+
+    /// Tokens wanted.
+    pub fn max_tokens(&self) -> MaxTokens {
+        self.max_tokens
+    }
+
+    /// Root of the block hashes, beside the tenant; empty if none.
+    pub fn cache_salt(&self) -> &str {
+        &self.cache_salt
+    }
+
+    /// Lower runs earlier.
+    pub fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    /// How to put the answer together.
+    pub fn reply(&self) -> &ReplyOptions {
+        &self.reply
+    }
+}

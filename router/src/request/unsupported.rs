@@ -1,0 +1,46 @@
+//! Fields that change what the output must be and are not served yet: a clear refusal, never unconstrained output.
+
+use serde_json::Value;
+
+use crate::error::RouterError;
+
+use super::fields::Fields;
+
+/// Refuses what is not served, by name. Fields that nobody knows are ignored elsewhere.
+pub(super) fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), RouterError> {
+    for name in fields.names() {
+        if let Some(reason) = fields.get(name).and_then(|value| reason(name, value)) {
+            return Err(fields.error(name, reason));
+        }
+    }
+    Ok(())
+}
+
+fn reason(name: &str, value: &Value) -> Option<&'static str> {
+    let is_on = value != &Value::Bool(false);
+    match name {
+        "response_format" => match value.get("type").and_then(Value::as_str) {
+            Some("text") => None,
+            Some(_) => Some("of this type is not supported yet; only {\"type\": \"text\"} is"),
+            None => Some("must be an object with a `type`, such as {\"type\": \"text\"}"),
+        },
+        "tool_choice" => match value.as_str() {
+            Some("none" | "auto") => None,
+            _ => Some("must be \"auto\" or \"none\"; forced tool calls are not supported yet"),
+        },
+        "best_of" => (value.as_u64() != Some(1)).then_some("is not supported; use `n`"),
+        "functions" | "function_call" => Some("is not supported; use `tools` and `tool_choice`"),
+        "suffix" => (value.as_str() != Some("")).then_some("is not supported; send the whole prompt"),
+        "use_beam_search" => is_on.then_some("is not supported; use `n` with a temperature"),
+        "continue_final_message" => is_on.then_some("is not supported yet; use /v1/completions"),
+        "modalities" => (value != &serde_json::json!(["text"])).then_some("must be [\"text\"]"),
+        "audio" => Some("is not supported; this model writes text only"),
+        "chat_template" => Some("cannot be sent with a request; start the worker with --chat-template"),
+        "truncate_prompt_tokens" => Some("is not supported; shorten the prompt"),
+        "prompt_embeds" => Some("is not supported; send `prompt`"),
+        "logits_processors" => Some("is not supported; use `logit_bias`"),
+        "structured_outputs" => Some("is not supported yet; leave it out"),
+        guided if guided.starts_with("guided_") => Some("is not supported yet; leave it out"),
+        _ => None,
+    }
+}

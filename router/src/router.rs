@@ -1,0 +1,218 @@
+//! A router from start to drained.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rand::RngExt;
+use thalweg_cache_index::{CacheIndex, Replica};
+use thalweg_membership::Membership;
+use tokio::net::TcpListener;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::admission::{AdmissionLimits, Gate};
+use crate::api::stall_guard::GuardedListener;
+use crate::config::RouterConfig;
+use crate::dispatch::Dispatcher;
+use crate::error::RouterStartError;
+use crate::metrics::Metrics;
+use crate::models::Models;
+use crate::workers::Workers;
+use crate::workers::health::HealthState;
+
+/// A tick that comes so late says that this process was held up.
+const STALL_MIN: Duration = Duration::from_millis(300);
+/// How often time is let pass over the workers' health and the index.
+const TICK: Duration = Duration::from_millis(100);
+/// How long clients may take to read why they were cut off.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Blocks of the index swept at a tick: a million in ten seconds.
+const SWEEP_BLOCKS: usize = 10_000;
+
+/// What every request handler shares.
+pub struct RouterState {
+    /// Settings.
+    pub config: RouterConfig,
+    /// Served models.
+    pub models: Arc<Models>,
+    /// Known workers.
+    pub workers: Arc<Workers>,
+    /// Way to the workers.
+    pub dispatcher: Arc<Dispatcher>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    gate: Arc<Gate>,
+    replica: Arc<Replica>,
+    draining: AtomicBool,
+}
+
+impl RouterState {
+    fn new(config: RouterConfig, replica: Arc<Replica>) -> Arc<Self> {
+        let router_id = match config.router_id.as_str() {
+            "" => format!("router-{:016x}", rand::rng().random::<u64>()),
+            id => id.to_owned(),
+        };
+        let (models, metrics) = (Arc::<Models>::default(), Arc::<Metrics>::default());
+        let timeouts = &config.timeouts;
+        let workers = Arc::new(Workers::new(
+            router_id,
+            timeouts.connect_timeout,
+            Arc::clone(&models),
+            Arc::clone(&replica),
+        ));
+        let gate = Gate::new(AdmissionLimits::from(&config.limits), timeouts.queue_timeout, {
+            let workers = Arc::clone(&workers);
+            move |model| workers.room(model)
+        });
+        let dispatcher = Arc::new(Dispatcher::new(
+            &config,
+            Arc::clone(&workers),
+            Arc::clone(&replica),
+            Arc::clone(&gate),
+            Arc::clone(&metrics),
+        ));
+        let draining = AtomicBool::new(false);
+        Arc::new(Self { config, models, workers, dispatcher, metrics, gate, replica, draining })
+    }
+
+    /// The router is going away: /ready fails.
+    pub fn draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// The text that /metrics serves, all gauges up to date.
+    pub fn metrics_text(&self) -> String {
+        let gauges = &self.metrics.gauges;
+        gauges.queue_depth.set(self.gate.waiting() as i64);
+        gauges.streams.set(self.dispatcher.running() as i64);
+        gauges.stream_buffer_bytes.set(self.dispatcher.buffered_bytes() as i64);
+        gauges.index_blocks.set(self.replica.stats().blocks as i64);
+        self.metrics.show_workers(&self.workers);
+        self.metrics.encode()
+    }
+}
+
+/// The router.
+pub struct Router;
+
+/// A router that listens. Dropping it stops everything at once.
+pub struct RunningRouter {
+    http: SocketAddr,
+    state: Arc<RouterState>,
+    /// Refuse new connections and finish the open ones.
+    close: CancellationToken,
+    server: JoinHandle<std::io::Result<()>>,
+    background: JoinSet<()>,
+}
+
+impl Router {
+    /// Listens, connects to the members as they come, and serves.
+    pub async fn start(
+        config: RouterConfig,
+        membership: Arc<dyn Membership>,
+        index: Arc<dyn CacheIndex>,
+    ) -> Result<RunningRouter, RouterStartError> {
+        config.check()?;
+        let bind = |source| RouterStartError::Bind { address: config.http, source };
+        let listener = TcpListener::bind(config.http).await.map_err(bind)?;
+        let http = listener.local_addr().map_err(bind)?;
+        let state = RouterState::new(config, index.replica());
+
+        let mut background = JoinSet::new();
+        background.spawn(Arc::clone(&state.workers).follow(membership.watch(), CancellationToken::new()));
+        background.spawn(admit(Arc::clone(&state)));
+        background.spawn(keep_time(Arc::clone(&state)));
+
+        let close = CancellationToken::new();
+        let server = tokio::spawn({
+            let listener = GuardedListener::new(listener, state.config.timeouts.client_stall_timeout);
+            let serve = axum::serve(listener, crate::api::routes(Arc::clone(&state)));
+            let serve = serve.with_graceful_shutdown(close.clone().cancelled_owned());
+            async move { serve.await }
+        });
+        tracing::info!(%http, router = state.workers.router_id(), "router listens");
+        Ok(RunningRouter { http, state, close, server, background })
+    }
+}
+
+impl RunningRouter {
+    /// Where it listens; tells the port when 0 was asked for.
+    pub fn http_address(&self) -> SocketAddr {
+        self.http
+    }
+
+    /// What its handlers share.
+    pub fn state(&self) -> &Arc<RouterState> {
+        &self.state
+    }
+
+    /// Returns once a worker can take requests.
+    pub async fn ready(&self) {
+        self.state.workers.wait_for_ready(1).await;
+    }
+
+    /// Fails /ready, goes on accepting for the drain delay, then finishes what runs within the drain timeout, and ends.
+    pub async fn shutdown(mut self) {
+        let timeouts = self.state.config.timeouts.clone();
+        self.state.draining.store(true, Ordering::Release);
+        sleep(timeouts.drain_delay).await;
+        self.close.cancel();
+        if timeout(timeouts.drain_timeout, &mut self.server).await.is_err() {
+            let streams = self.state.dispatcher.running();
+            tracing::warn!(streams, "drain timeout is over, open requests are cut off");
+            self.state.dispatcher.stop();
+            // Clients are told; one that does not read is left.
+            let _ = timeout(LAST_WORDS, &mut self.server).await;
+        }
+        self.background.shutdown().await;
+    }
+}
+
+impl Drop for RunningRouter {
+    fn drop(&mut self) {
+        self.state.dispatcher.stop();
+        self.server.abort();
+    }
+}
+
+/// Lets waiting requests through whenever the workers' room changes.
+async fn admit(state: Arc<RouterState>) {
+    loop {
+        state.workers.room_change().await;
+        state.gate.pump(Instant::now());
+    }
+}
+
+/// Lets time pass: silence turns into suspicion, and what nobody waits for is tidied up.
+async fn keep_time(state: Arc<RouterState>) {
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut silent_workers_named = Vec::new();
+    let mut last = Instant::now();
+    loop {
+        ticks.tick().await;
+        let now = Instant::now();
+        // When this process itself was held up, reports wait unread: nobody fell silent.
+        let late = now.saturating_duration_since(last).saturating_sub(TICK);
+        state.workers.tick(now, if late > STALL_MIN { late } else { Duration::ZERO });
+        last = now;
+        state.replica.tidy(now, SWEEP_BLOCKS);
+        name_silent_publishers(&state, &mut silent_workers_named);
+    }
+}
+
+/// A worker that serves prompts and never tells of a block is configured wrongly: cache routing does nothing for it.
+fn name_silent_publishers(state: &RouterState, named: &mut Vec<String>) {
+    const SERVED_TOKENS_MIN: u64 = 10_000;
+    for worker in state.workers.list().iter().filter(|w| w.state() == HealthState::Ready) {
+        let silent =
+            worker.prompt_tokens_served() >= SERVED_TOKENS_MIN && state.workers.indexed_blocks(worker) == 0;
+        if silent && !named.iter().any(|name| name == worker.id.as_str()) {
+            tracing::info!(worker = %worker.id, "worker serves prompts but tells the cache index of no block");
+            named.push(worker.id.as_str().to_owned());
+        }
+    }
+}

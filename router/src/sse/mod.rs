@@ -1,0 +1,6 @@
+//! Server-sent events: what chunks look like.
+
+pub(crate) mod chunk;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Prompts to token ids that are known to fit the context.
+
+use std::sync::Arc;
+
+use thalweg_model::chat_template::ChatInput;
+use thalweg_model::tokenizer::Specials;
+use thalweg_proto::code::ErrorCode;
+
+use crate::error::RouterError;
+use crate::models::ModelEntry;
+use crate::request::{Chat, MaxTokens, Prompt, ValidRequest};
+
+/// Text of more than so many bytes per token of context is tried by its head before it is tokenised whole.
+const HEAD_BYTES_PER_TOKEN: usize = 8;
+
+/// Tokens that cutting a text could have added at the cut, generously.
+const HEAD_SLACK: usize = 64;
+
+/// A prompt that fits, with what may follow it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenizedPrompt {
+    /// Not empty.
+    pub ids: Arc<[u32]>,
+    /// Tokens that each choice may have, at least 1.
+    pub max_tokens: u32,
+    /// The client's own words, if it wants them echoed.
+    pub echo: Option<String>,
+}
+
+/// Tokenises every prompt of a request, which forgets them: a stream need not hold a long text to its end. Takes time
+/// in proportion to their length: never call it on the reactor.
+pub fn tokenize_request(request: &mut ValidRequest) -> Result<Vec<TokenizedPrompt>, RouterError> {
+    let prompts = request.take_prompts();
+    let (model, wanted) = (request.model(), request.max_tokens());
+    let fits = |prompt: Prompt| {
+        let ids = tokenize(&prompt, model, Some(wanted))?;
+        let max_tokens = fit(&ids, wanted, model)?;
+        let echo = match prompt {
+            Prompt::Text { text, .. } if request.reply().echo => Some(text),
+            _ => None,
+        };
+        Ok(TokenizedPrompt { ids: ids.into(), max_tokens, echo })
+    };
+    prompts.into_iter().map(fits).collect()
+}
+
+/// Ids of one prompt. With `limit`, text that is hopelessly over the context is refused by its head alone.
+pub fn tokenize(
+    prompt: &Prompt,
+    model: &ModelEntry,
+    limit: Option<MaxTokens>,
+) -> Result<Vec<u32>, RouterError> {
+    let tokenizer = &model.tokenizer;
+    match prompt {
+        Prompt::Ids(ids) => Ok(ids.clone()),
+        Prompt::Text { text, bos } => {
+            refuse_hopeless(text, Specials::Parse, model, limit)?;
+            Ok(tokenizer.encode(text, Specials::Parse, *bos))
+        }
+        Prompt::Chat(chat) => tokenize_chat(chat, model, limit),
+    }
+}
+
+fn tokenize_chat(chat: &Chat, model: &ModelEntry, limit: Option<MaxTokens>) -> Result<Vec<u32>, RouterError> {
+    let Some(template) = &model.template else {
+        return Err(RouterError::new(
+            ErrorCode::Internal,
+            "a chat was let through for a model without template",
+        ));
+    };
+    let input = ChatInput {
+        messages: &chat.messages,
+        tools: &chat.tools,
+        add_generation_prompt: chat.add_generation_prompt,
+        kwargs: &chat.kwargs,
+    };
+    let rendered = template
+        .render(&input, &model.tokenizer)
+        .map_err(|error| RouterError::field("messages", format!("the model's {error}")))?;
+    if limit.is_some() {
+        refuse_hopeless(&rendered.plain_text(), Specials::Plain, model, limit)?;
+    }
+    Ok(model.tokenizer.encode_chat(&rendered))
+}
+
+/// What is left for the answer, once prompt and wish fit the context.
+fn fit(ids: &[u32], wanted: MaxTokens, model: &ModelEntry) -> Result<u32, RouterError> {
+    if ids.is_empty() {
+        return Err(RouterError::field("prompt", "the prompt has no tokens; send at least one"));
+    }
+    let context = model.max_model_len as usize;
+    let room = context.saturating_sub(ids.len());
+    match wanted {
+        _ if room == 0 => Err(over_context(&format!("{}", ids.len()), None, context)),
+        MaxTokens::Explicit(max) if max as usize > room => {
+            Err(over_context(&format!("{}", ids.len()), Some(max), context))
+        }
+        MaxTokens::Explicit(max) => Ok(max),
+        MaxTokens::Default(max) => Ok(u32::try_from(room).map_or(max, |room| max.min(room))),
+    }
+}
+
+/// Tokenising 32 MiB takes seconds, finding out that its first part is over the context does not.
+fn refuse_hopeless(
+    text: &str,
+    specials: Specials,
+    model: &ModelEntry,
+    limit: Option<MaxTokens>,
+) -> Result<(), RouterError> {
+    let context = model.max_model_len as usize;
+    let head_bytes = context.saturating_mul(HEAD_BYTES_PER_TOKEN);
+    let Some(limit) = limit.filter(|_| text.len() > 2 * head_bytes) else { return Ok(()) };
+    let mut end = head_bytes;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let least = model.tokenizer.encode(&text[..end], specials, false).len().saturating_sub(HEAD_SLACK);
+    if least < context {
+        return Ok(());
+    }
+    let max = match limit {
+        MaxTokens::Explicit(max) => Some(max),
+        MaxTokens::Default(_) => None,
+    };
+    Err(over_context(&format!("more than {least}"), max, context))
+}
+
+fn over_context(prompt: &str, max_tokens: Option<u32>, context: usize) -> RouterError {
+    let (what, advice) = match max_tokens {
+        None => (format!("the prompt has {prompt} tokens"), "shorten the prompt"),
+        Some(max) => (
+            format!("the prompt has {prompt} tokens and max_tokens is {max}"),
+            "shorten the prompt or lower max_tokens",
+        ),
+    };
+    let message = format!("the model's context is {context} tokens, but {what}; {advice}");
+    RouterError::new(ErrorCode::ContextLengthExceeded, message)
+}

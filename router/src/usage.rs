@@ -1,0 +1,136 @@
+//! Token counts of a request, and the one record that is kept of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::ser::SerializeStruct;
+use thalweg_proto::code::ErrorCode;
+use tokio::time::Instant;
+
+use crate::api::metrics::ApiMetrics;
+use crate::request::Endpoint;
+
+/// OpenAI's `usage`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of all prompts.
+    pub prompt_tokens: u64,
+    /// Those whose KV a worker still had.
+    pub cached_tokens: u64,
+    /// Tokens of all choices.
+    pub completion_tokens: u64,
+}
+
+impl Serialize for Usage {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Details {
+            cached_tokens: u64,
+        }
+        let mut usage = to.serialize_struct("Usage", 4)?;
+        usage.serialize_field("prompt_tokens", &self.prompt_tokens)?;
+        usage.serialize_field("completion_tokens", &self.completion_tokens)?;
+        usage.serialize_field("total_tokens", &(self.prompt_tokens + self.completion_tokens))?;
+        usage.serialize_field("prompt_tokens_details", &Details { cached_tokens: self.cached_tokens })?;
+        usage.end()
+    }
+}
+
+/// How a request ended, as metrics and logs call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Complete,
+    Failed(ErrorCode),
+    /// The client went away, or was cut off because it read nothing.
+    Cancelled,
+}
+
+impl Outcome {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Complete => "ok",
+            Self::Failed(code) => code.as_str(),
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// The record of one generation request, written exactly once: when it is dropped, whatever led there.
+pub(crate) struct UsageRecord {
+    metrics: Arc<ApiMetrics>,
+    request_id: String,
+    model: String,
+    endpoint: Endpoint,
+    worker: Option<String>,
+    started: Instant,
+    first_token: Option<Duration>,
+    usage: Usage,
+    outcome: Outcome,
+}
+
+impl UsageRecord {
+    /// Begins with the outcome that holds if nobody says otherwise: the client went away.
+    pub(crate) fn begin(metrics: Arc<ApiMetrics>, request_id: String, endpoint: Endpoint) -> Self {
+        Self {
+            metrics,
+            request_id,
+            model: String::new(),
+            endpoint,
+            worker: None,
+            started: Instant::now(),
+            first_token: None,
+            usage: Usage::default(),
+            outcome: Outcome::Cancelled,
+        }
+    }
+
+    pub(crate) fn model(&mut self, name: &str) {
+        self.model = name.to_owned();
+    }
+
+    pub(crate) fn worker(&mut self, name: &str) {
+        self.worker.get_or_insert_with(|| name.to_owned());
+    }
+
+    /// Output has come; the first time counts.
+    pub(crate) fn progress(&mut self, usage: Usage) {
+        self.usage = usage;
+        if usage.completion_tokens > 0 && self.first_token.is_none() {
+            self.first_token = Some(self.started.elapsed());
+        }
+    }
+
+    pub(crate) fn end(&mut self, outcome: Outcome) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for UsageRecord {
+    fn drop(&mut self) {
+        let seconds = self.started.elapsed().as_secs_f64();
+        let first_token_seconds = self.first_token.map(|d| d.as_secs_f64());
+        self.metrics.record(
+            &self.model,
+            self.endpoint,
+            self.outcome,
+            self.usage,
+            first_token_seconds,
+            seconds,
+        );
+        tracing::debug!(
+            target: "thalweg::usage",
+            request_id = self.request_id,
+            model = self.model,
+            endpoint = ?self.endpoint,
+            worker = self.worker,
+            outcome = self.outcome.as_str(),
+            prompt_tokens = self.usage.prompt_tokens,
+            cached_tokens = self.usage.cached_tokens,
+            completion_tokens = self.usage.completion_tokens,
+            first_token_seconds,
+            seconds,
+            "request ended"
+        );
+    }
+}

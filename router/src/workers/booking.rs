@@ -1,0 +1,95 @@
+//! A request's claim on a worker, from the pick to its end.
+
+use std::sync::Arc;
+
+use thalweg_cache_index::{Expectation, Replica};
+
+use super::Workers;
+use super::load::Weight;
+use super::worker::Worker;
+
+/// A booking. Dropping it takes it off the worker's load and lets the next request in.
+pub struct Booking {
+    worker: Arc<Worker>,
+    number: u64,
+    registry: Arc<Workers>,
+    expected: Option<(Arc<Replica>, Expectation)>,
+}
+
+impl Booking {
+    pub(super) fn new(registry: Arc<Workers>, worker: Arc<Worker>, number: u64, weight: Weight) -> Self {
+        worker.book(number, weight);
+        Self { worker, number, registry, expected: None }
+    }
+
+    /// On whom.
+    pub fn worker(&self) -> &Arc<Worker> {
+        &self.worker
+    }
+
+    /// Its number, unique within this router.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The blocks that this booking will bring are expected from now on.
+    pub fn set_expected(&mut self, replica: Arc<Replica>, expectation: Expectation) {
+        self.expected = Some((replica, expectation));
+    }
+
+    /// The prefill was done: what was expected is true, and lapses by itself once the worker has said so.
+    pub fn prefilled(&mut self) {
+        self.expected = None;
+    }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        self.worker.unbook(self.number);
+        if let Some((replica, expectation)) = self.expected.take() {
+            replica.withdraw(expectation);
+        }
+        self.registry.room_changed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use thalweg_proto::ids::{WorkerEpoch, WorkerId};
+    use thalweg_proto::v1;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::models::Models;
+    use crate::workers::connection;
+
+    #[tokio::test]
+    async fn dropping_a_booking_undoes_it_and_what_it_made_expected() {
+        let replica = Arc::new(Replica::default());
+        let models = Arc::<Models>::default();
+        let workers = Arc::new(Workers::new("me".into(), Duration::ZERO, models, Arc::clone(&replica)));
+        let address = "grpc://localhost:1".parse().unwrap();
+        let client = connection::client(connection::channel(&address, Duration::ZERO).unwrap());
+        let about = v1::DescribeResponse { worker_id: "w".into(), ..Default::default() };
+        let holder = replica.enroll(&WorkerId::new("w"), WorkerEpoch(0)).unwrap();
+        let now = Instant::now();
+        let worker = Arc::new(Worker::new(about, address, client, Some(holder), now));
+
+        let before = (worker.load().waiting, worker.load().prefill_tokens_ahead);
+        let weight = Weight { sequences: 1, prefill_tokens: 32, kv_blocks: 2 };
+        let mut booking = workers.book(&worker, weight);
+        let expectation =
+            replica.expect(holder, Arc::from([1, 2]), now, now + Duration::from_secs(5)).unwrap();
+        booking.set_expected(Arc::clone(&replica), expectation);
+        assert_eq!((worker.load().waiting, worker.open_bookings()), (1, 1));
+        assert_eq!(replica.lookup(&[1, 2, 3], now).blocks(holder), 2);
+        drop(booking);
+        let after = (worker.load().waiting, worker.load().prefill_tokens_ahead);
+        assert_eq!((after, worker.open_bookings()), (before, 0));
+        assert_eq!(replica.lookup(&[1, 2, 3], now).blocks(holder), 0);
+        // The gate is told that there is room again.
+        workers.room_change().await;
+    }
+}

@@ -1,0 +1,241 @@
+//! Every worker that membership names, each in its present life.
+
+mod booking;
+mod catalog;
+mod connection;
+pub mod health;
+pub mod load;
+mod member;
+mod room;
+mod tokenizers;
+mod worker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use thalweg_cache_index::Replica;
+use thalweg_membership::GrpcAddress;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+pub use booking::Booking;
+pub use room::Room;
+pub use worker::Worker;
+
+use crate::models::{ModelEntry, Models};
+use crate::policy::Speed;
+use health::{HealthEvent, HealthState};
+use load::Weight;
+use tokenizers::Tokenizers;
+
+/// The registry of workers. Reads for a pick never block.
+pub struct Workers {
+    router_id: String,
+    connect_timeout: Duration,
+    models: Arc<Models>,
+    replica: Arc<Replica>,
+    tokenizers: Tokenizers,
+    by_address: Mutex<HashMap<GrpcAddress, Arc<Worker>>>,
+    list: ArcSwap<Vec<Arc<Worker>>>,
+    medians: ArcSwap<HashMap<LikeWorkers, Speed>>,
+    last_booking: AtomicU64,
+    room: Notify,
+    /// Number of ready workers.
+    ready: watch::Sender<usize>,
+}
+
+/// Workers whose speeds may be compared.
+#[derive(PartialEq, Eq, Hash)]
+struct LikeWorkers {
+    hardware: String,
+    fingerprint: Bytes,
+}
+
+impl LikeWorkers {
+    fn of(worker: &Worker) -> Self {
+        Self { hardware: worker.about.hardware.clone(), fingerprint: worker.about.fingerprint.clone() }
+    }
+}
+
+impl Workers {
+    /// No workers yet. `router_id` is how workers tell our bookings from those of other routers.
+    pub fn new(
+        router_id: String,
+        connect_timeout: Duration,
+        models: Arc<Models>,
+        replica: Arc<Replica>,
+    ) -> Self {
+        Self {
+            router_id,
+            connect_timeout,
+            models,
+            replica,
+            tokenizers: Tokenizers::default(),
+            by_address: Mutex::default(),
+            list: ArcSwap::default(),
+            medians: ArcSwap::default(),
+            last_booking: AtomicU64::new(0),
+            room: Notify::new(),
+            ready: watch::Sender::new(0),
+        }
+    }
+
+    /// How workers know this router.
+    pub fn router_id(&self) -> &str {
+        &self.router_id
+    }
+
+    /// All workers, whatever their state.
+    pub fn list(&self) -> Arc<Vec<Arc<Worker>>> {
+        self.list.load_full()
+    }
+
+    /// Books a request on a worker.
+    pub fn book(self: &Arc<Self>, worker: &Arc<Worker>, weight: Weight) -> Booking {
+        let number = self.last_booking.fetch_add(1, Ordering::Relaxed) + 1;
+        Booking::new(Arc::clone(self), Arc::clone(worker), number, weight)
+    }
+
+    /// Workers that may be given a request of this model now.
+    pub fn ready_for(&self, model: &ModelEntry, adapter: &str) -> Vec<Arc<Worker>> {
+        let list = self.list.load();
+        let serves = |w: &&Arc<Worker>| {
+            w.state() == HealthState::Ready && w.serves(&model.name, &model.fingerprint, adapter)
+        };
+        list.iter().filter(serves).cloned().collect()
+    }
+
+    /// How much of this model's work the ready workers would take now.
+    pub fn room(&self, model: &ModelEntry) -> Room {
+        room::of_model(&self.list.load(), model)
+    }
+
+    /// Waits until there may be more room, or none at all any more.
+    pub async fn room_change(&self) {
+        self.room.notified().await;
+    }
+
+    /// Waits until at least so many workers are ready.
+    pub async fn wait_for_ready(&self, count: usize) {
+        let mut ready = self.ready.subscribe();
+        // The sender is ours: it cannot close.
+        let _ = ready.wait_for(|ready| *ready >= count).await;
+    }
+
+    /// Blocks that the cache index knows the worker to hold.
+    pub fn indexed_blocks(&self, worker: &Worker) -> u64 {
+        worker.holder.map_or(0, |holder| self.replica.blocks_of(holder))
+    }
+
+    /// Lets time pass over every worker. For `stall` this router was not able to listen.
+    pub fn tick(&self, now: Instant, stall: Duration) {
+        self.measure_medians();
+        let mut changed = false;
+        for worker in self.list.load().iter() {
+            worker.forgive(stall);
+            if worker.refresh(now) {
+                self.state_changed(worker);
+                changed = true;
+            }
+        }
+        if changed {
+            self.rebuild();
+        }
+    }
+
+    pub(crate) fn room_changed(&self) {
+        self.room.notify_one();
+    }
+
+    /// A worker that described itself at an address; the worker of before when it is still the same life. None when
+    /// another address has that very life already.
+    fn register(&self, worker: Worker) -> Option<Arc<Worker>> {
+        let mut by_address = self.by_address.lock();
+        let same = |w: &Arc<Worker>| w.id == worker.id && w.epoch == worker.epoch;
+        if by_address.iter().any(|(address, w)| *address != worker.address && same(w)) {
+            return None;
+        }
+        if let Some(known) = by_address.get(&worker.address).filter(|w| same(w)) {
+            return Some(Arc::clone(known));
+        }
+        let worker = Arc::new(worker);
+        let former = by_address.insert(worker.address.clone(), Arc::clone(&worker));
+        drop(by_address);
+        if let Some(former) = former {
+            former.on_health(HealthEvent::Replaced, Instant::now());
+        }
+        self.rebuild();
+        Some(worker)
+    }
+
+    /// The address is no longer a member and its report stream has ended.
+    fn remove(&self, address: &GrpcAddress) {
+        let mut by_address = self.by_address.lock();
+        let Some(worker) = by_address.remove(address) else { return };
+        // It may have moved to another address.
+        let is_elsewhere = by_address.values().any(|w| w.id == worker.id);
+        drop(by_address);
+        worker.on_health(HealthEvent::Replaced, Instant::now());
+        if !is_elsewhere {
+            self.replica.forget(&worker.id);
+        }
+        self.rebuild();
+    }
+
+    fn report(&self, worker: &Worker, report: thalweg_proto::v1::LoadReport, now: Instant) {
+        let before = worker.state();
+        let medians = self.medians.load();
+        worker.report(report, &self.router_id, medians.get(&LikeWorkers::of(worker)), now);
+        if worker.state() != before {
+            self.state_changed(worker);
+            self.rebuild();
+        }
+        self.room_changed();
+    }
+
+    fn lost(&self, worker: &Worker, now: Instant) {
+        if worker.on_health(HealthEvent::Lost, now) {
+            self.state_changed(worker);
+            self.rebuild();
+        }
+    }
+
+    fn state_changed(&self, worker: &Worker) {
+        let state = worker.state();
+        tracing::info!(worker = %worker.id, state = state.as_str(), "worker state changed");
+        if let Some(holder) = worker.holder {
+            self.replica.suspend(holder, state == HealthState::Gone);
+        }
+        self.room_changed();
+    }
+
+    /// What workers of like hardware and weights measure.
+    fn measure_medians(&self) {
+        let mut measured: HashMap<LikeWorkers, Vec<Speed>> = HashMap::new();
+        for worker in self.list.load().iter() {
+            if let Some(speed) = worker.measured_speed() {
+                measured.entry(LikeWorkers::of(worker)).or_default().push(speed);
+            }
+        }
+        let median = |(like, speeds): (LikeWorkers, Vec<Speed>)| Some((like, Speed::median(&speeds)?));
+        self.medians.store(Arc::new(measured.into_iter().filter_map(median).collect()));
+    }
+
+    /// Derives the list and the served models from the registered workers.
+    fn rebuild(&self) {
+        let by_address = self.by_address.lock();
+        let mut list: Vec<Arc<Worker>> = by_address.values().cloned().collect();
+        list.sort_by(|a, b| a.id.cmp(&b.id).then_with(|| a.address.cmp(&b.address)));
+        self.models.replace(catalog::of_workers(&list, &self.models.list(), &self.tokenizers));
+        let ready = list.iter().filter(|w| w.state() == HealthState::Ready).count();
+        self.list.store(Arc::new(list));
+        self.ready.send_replace(ready);
+        drop(by_address);
+        self.room_changed();
+    }
+}

@@ -1,0 +1,98 @@
+//! How much more a worker would take: what it takes beyond waits here, where it can still go elsewhere.
+
+use std::sync::Arc;
+
+use super::Worker;
+use super::health::HealthState;
+use super::load::LoadView;
+use crate::models::ModelEntry;
+use crate::policy::Speed;
+
+/// Prefill that may wait at a worker whose slots are all taken, in seconds: enough that it never idles.
+const PREFILL_AHEAD_SECONDS_MAX: f64 = 1.0;
+
+/// What a model's workers would take together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// So many requests more, perhaps 0.
+    Requests(u32),
+    /// None, and none will come by waiting: why, and what to do.
+    NoWorker(String),
+}
+
+/// Requests that one worker would take now.
+pub(crate) fn of_worker(load: &LoadView, max_num_seqs: u32, speed: &Speed) -> u32 {
+    let slots = max_num_seqs.saturating_sub(load.running.saturating_add(load.waiting));
+    if slots > 0 {
+        return slots;
+    }
+    u32::from(speed.prefill_seconds(load.prefill_tokens_ahead as f64) < PREFILL_AHEAD_SECONDS_MAX)
+}
+
+impl Worker {
+    /// Would take at least one request now.
+    pub fn has_room(&self) -> bool {
+        of_worker(&self.load(), self.about.max_num_seqs, &self.speed()) > 0
+    }
+}
+
+pub(super) fn of_model(workers: &[Arc<Worker>], model: &ModelEntry) -> Room {
+    let serving = workers.iter().filter(|w| w.serves(&model.name, &model.fingerprint, ""));
+    let (mut room, mut states) = (0u32, Vec::new());
+    for worker in serving {
+        let state = worker.state();
+        states.push(state);
+        if state == HealthState::Ready {
+            room = room.saturating_add(of_worker(&worker.load(), worker.about.max_num_seqs, &worker.speed()));
+        }
+    }
+    let may_serve = |s: &HealthState| matches!(s, HealthState::Ready | HealthState::Suspect);
+    if states.iter().any(may_serve) {
+        Room::Requests(room)
+    } else {
+        Room::NoWorker(reason(&model.name, &states))
+    }
+}
+
+fn reason(model: &str, states: &[HealthState]) -> String {
+    let count = |state| states.iter().filter(|s| **s == state).count();
+    let (gone, draining) = (count(HealthState::Gone), count(HealthState::Draining));
+    match (gone, draining) {
+        (0, 0) => format!("no worker serves {model} at present; start one or try again later"),
+        _ => format!(
+            "no worker can take requests for {model}: {gone} lost, {draining} draining; try again later"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_takes_its_slots_and_one_second_of_prefill() {
+        let check = |running, waiting, prefill_tokens_ahead, expected| {
+            let load = LoadView { running, waiting, prefill_tokens_ahead, ..LoadView::default() };
+            // 1,000 prompt tokens a second, as assumed of an unknown worker.
+            assert_eq!(of_worker(&load, 8, &Speed::default()), expected, "{load:?}");
+        };
+        check(0, 0, 0, 8);
+        check(5, 2, 100_000, 1);
+        check(8, 0, 0, 1);
+        check(8, 3, 999, 1);
+        check(8, 3, 1_000, 0);
+        check(6, 9, 1_000, 0);
+        check(u32::MAX, 1, 5_000, 0);
+    }
+
+    #[test]
+    fn a_model_without_workers_says_why() {
+        use HealthState::{Draining, Gone};
+        let check = |states: &[HealthState], part: &str| {
+            let reason = reason("m", states);
+            assert!(reason.contains(part), "{reason}");
+        };
+        check(&[], "no worker serves m");
+        check(&[Gone, Gone, Draining], "2 lost, 1 draining");
+    }
+}

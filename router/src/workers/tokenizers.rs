@@ -1,0 +1,102 @@
+//! Tokenizers and templates by fingerprint, each fetched from a worker once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use thalweg_model::chat_template::ChatTemplate;
+use thalweg_model::tokenizer::{Tokenizer, TokenizerBundle};
+use thalweg_proto::v1;
+use thalweg_proto::v1::worker_client::WorkerClient;
+use tonic::transport::Channel;
+
+/// Largest bundle taken from a worker, in bytes; real ones have up to 40 MB.
+const BUNDLE_BYTES_MAX: usize = 256 << 20;
+/// Longest transfer.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Text side of one fingerprint.
+#[derive(Clone)]
+pub(super) struct TextSide {
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) template: Option<Arc<ChatTemplate>>,
+}
+
+/// The tokenizer could not be had.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FetchError {
+    /// The worker did not send it.
+    #[error("tokenizer was not sent: {0}")]
+    Transfer(#[from] tonic::Status),
+    /// It did not end in time.
+    #[error("tokenizer was not sent within {} s", FETCH_TIMEOUT.as_secs())]
+    Timeout,
+    /// It does not end at all.
+    #[error("tokenizer is larger than {BUNDLE_BYTES_MAX} bytes")]
+    TooLarge,
+    /// It is no bundle.
+    #[error("tokenizer cannot be read: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// Its parts contradict each other.
+    #[error("tokenizer cannot be used: {0}")]
+    Model(#[from] thalweg_model::error::ModelError),
+    /// The thread that read it ended early.
+    #[error("tokenizer could not be read: {0}")]
+    Interrupted(#[from] tokio::task::JoinError),
+}
+
+#[derive(Default)]
+pub(super) struct Tokenizers {
+    known: Mutex<HashMap<Bytes, TextSide>>,
+    /// One transfer at a time, so that workers of one fingerprint that appear together cause one.
+    fetching: tokio::sync::Mutex<()>,
+}
+
+impl Tokenizers {
+    pub(super) fn get(&self, fingerprint: &[u8]) -> Option<TextSide> {
+        self.known.lock().get(fingerprint).cloned()
+    }
+
+    /// Makes sure that the fingerprint's text side is known.
+    pub(super) async fn ensure(
+        &self,
+        about: &v1::DescribeResponse,
+        client: &mut WorkerClient<Channel>,
+    ) -> Result<(), FetchError> {
+        let _one_at_a_time = self.fetching.lock().await;
+        if self.get(&about.fingerprint).is_some() {
+            return Ok(());
+        }
+        let model = about.models.first().cloned().unwrap_or_default();
+        let bytes = tokio::time::timeout(FETCH_TIMEOUT, transfer(model, client))
+            .await
+            .map_err(|_| FetchError::Timeout)??;
+        // Building a vocabulary takes a good part of a second: not on the reactor.
+        let text = tokio::task::spawn_blocking(move || build(&bytes)).await??;
+        self.known.lock().insert(about.fingerprint.clone(), text);
+        Ok(())
+    }
+}
+
+async fn transfer(model: String, client: &mut WorkerClient<Channel>) -> Result<Vec<u8>, FetchError> {
+    let mut chunks = client.fetch_tokenizer(v1::FetchTokenizerRequest { model }).await?.into_inner();
+    let mut bytes = Vec::new();
+    while let Some(message) = chunks.message().await? {
+        if bytes.len() + message.chunk.len() > BUNDLE_BYTES_MAX {
+            return Err(FetchError::TooLarge);
+        }
+        bytes.extend_from_slice(&message.chunk);
+    }
+    Ok(bytes)
+}
+
+fn build(bytes: &[u8]) -> Result<TextSide, FetchError> {
+    let bundle: TokenizerBundle = serde_json::from_slice(bytes)?;
+    let template = bundle.chat_template.as_deref().map(|source| ChatTemplate::new(source, &bundle));
+    Ok(TextSide {
+        tokenizer: Arc::new(Tokenizer::new(&bundle)?),
+        template: template.transpose()?.map(Arc::new),
+    })
+}

@@ -1,0 +1,183 @@
+//! One life of a worker: what it said of itself, how it is, and what was booked on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use thalweg_cache_index::{Confidence, Holder};
+use thalweg_membership::GrpcAddress;
+use thalweg_proto::ids::{WorkerEpoch, WorkerId};
+use thalweg_proto::v1;
+use thalweg_proto::v1::worker_client::WorkerClient;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+
+use super::health::{Health, HealthEvent, HealthState};
+use super::load::{LoadBook, LoadView, Weight};
+use crate::policy::Speed;
+
+/// A (worker, epoch). After a restart there is another one, so that nothing of the old life counts for the new.
+pub struct Worker {
+    /// Its name.
+    pub id: WorkerId,
+    /// When it began.
+    pub epoch: WorkerEpoch,
+    /// Where it listens.
+    pub address: GrpcAddress,
+    /// What it said of itself.
+    pub about: v1::DescribeResponse,
+    /// Its number in the cache index; None when the index is full.
+    pub holder: Option<Holder>,
+    client: WorkerClient<Channel>,
+    state: watch::Sender<HealthState>,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    health: Health,
+    load: LoadBook,
+    confidence: Confidence,
+    /// Prompt tokens of the requests that it began.
+    prompt_tokens: u64,
+    speed: Arc<Speed>,
+}
+
+impl Worker {
+    pub(super) fn new(
+        about: v1::DescribeResponse,
+        address: GrpcAddress,
+        client: WorkerClient<Channel>,
+        holder: Option<Holder>,
+        now: Instant,
+    ) -> Self {
+        let health = Health::new(now);
+        let speed = Arc::new(Speed::choose(None, about.profile.as_ref(), None));
+        Self {
+            id: WorkerId::new(about.worker_id.as_str()),
+            epoch: WorkerEpoch(about.epoch),
+            address,
+            holder,
+            client,
+            state: watch::Sender::new(health.state(now)),
+            inner: Mutex::new(Inner {
+                health,
+                load: LoadBook::default(),
+                confidence: Confidence::default(),
+                prompt_tokens: 0,
+                speed,
+            }),
+            about,
+        }
+    }
+
+    /// A handle to its gRPC service; all handles share one connection.
+    pub fn client(&self) -> WorkerClient<Channel> {
+        self.client.clone()
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> HealthState {
+        *self.state.borrow()
+    }
+
+    /// Tells every change of state.
+    pub fn watch_state(&self) -> watch::Receiver<HealthState> {
+        self.state.subscribe()
+    }
+
+    /// Its load, later bookings included.
+    pub fn load(&self) -> LoadView {
+        self.inner.lock().load.view(Instant::now())
+    }
+
+    /// Its last report.
+    pub fn last_report(&self) -> v1::LoadReport {
+        self.inner.lock().load.last_report().clone()
+    }
+
+    /// Bookings of this router on it.
+    pub fn open_bookings(&self) -> usize {
+        self.inner.lock().load.open_bookings()
+    }
+
+    /// How fast it is.
+    pub fn speed(&self) -> Arc<Speed> {
+        Arc::clone(&self.inner.lock().speed)
+    }
+
+    /// How far predicted hits on it come true.
+    pub fn confidence(&self) -> Confidence {
+        self.inner.lock().confidence
+    }
+
+    /// Takes in what became of a request's predicted hit.
+    pub fn observe_hit(&self, prompt_tokens: u32, indexed_tokens: u32, actual_tokens: u32) {
+        let mut inner = self.inner.lock();
+        inner.prompt_tokens += u64::from(prompt_tokens);
+        inner.confidence.observe(indexed_tokens, actual_tokens);
+    }
+
+    /// Prompt tokens that this router has sent it.
+    pub fn prompt_tokens_served(&self) -> u64 {
+        self.inner.lock().prompt_tokens
+    }
+
+    /// Serves this model of this fingerprint and adapter.
+    pub fn serves(&self, model: &str, fingerprint: &[u8], adapter: &str) -> bool {
+        self.about.fingerprint == fingerprint
+            && self.about.models.iter().any(|name| name == model)
+            && (adapter.is_empty() || self.about.adapters.iter().any(|name| name == adapter))
+    }
+
+    pub(super) fn book(&self, number: u64, weight: Weight) {
+        self.inner.lock().load.book(number, weight, Instant::now());
+    }
+
+    pub(super) fn unbook(&self, number: u64) {
+        self.inner.lock().load.unbook(number, Instant::now());
+    }
+
+    /// Takes in a report; `median` is the measured speed of workers on the same hardware.
+    pub(super) fn report(
+        &self,
+        report: v1::LoadReport,
+        router_id: &str,
+        median: Option<&Speed>,
+        now: Instant,
+    ) {
+        let event = HealthEvent::Report {
+            draining: report.state() == v1::WorkerState::Draining,
+            steps: report.steps,
+            busy: report.running + report.waiting > 0,
+        };
+        let speed = Speed::choose(report.rates.as_ref(), self.about.profile.as_ref(), median);
+        let mut inner = self.inner.lock();
+        inner.speed = Arc::new(speed);
+        inner.load.report(report, router_id, now);
+        drop(inner);
+        self.on_health(event, now);
+    }
+
+    pub(super) fn on_health(&self, event: HealthEvent, now: Instant) -> bool {
+        self.inner.lock().health.on(event, now);
+        self.refresh(now)
+    }
+
+    /// For this long this router did not listen to anybody.
+    pub(super) fn forgive(&self, stall: Duration) {
+        self.inner.lock().health.forgive(stall);
+    }
+
+    /// Lets time pass; true when the state changed.
+    pub(super) fn refresh(&self, now: Instant) -> bool {
+        let inner = self.inner.lock();
+        let state = inner.health.state(now);
+        self.state.send_if_modified(|current| std::mem::replace(current, state) != state)
+    }
+
+    /// What it measured itself, where it has samples enough.
+    pub(super) fn measured_speed(&self) -> Option<Speed> {
+        self.inner.lock().load.last_report().rates.as_ref().and_then(Speed::measured)
+    }
+}

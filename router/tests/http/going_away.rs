@@ -1,0 +1,116 @@
+//! Clients that go away or stop reading.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use serde_json::json;
+use thalweg_proto::v1::ChoiceDelta;
+use thalweg_router::config::RouterConfig;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::speaking_worker::{prompt_message, responses};
+use crate::tokenizer::{self, END};
+use crate::{CHAT, COMPLETIONS, Stage, chat, completion, stage, stage_of};
+
+/// One token, and then nothing for as long as anyone listens.
+fn hangs(stage: &Stage) {
+    stage.worker.script(|request| {
+        let begin: Vec<_> = responses(request, "abc").into_iter().take(2).map(Ok).collect();
+        futures::stream::iter(begin).chain(futures::stream::pending()).boxed()
+    });
+}
+
+async fn wait_for_metric(stage: &Stage, line: &str) {
+    let appears = async {
+        while !stage.http.get("/metrics").await.text.lines().any(|l| l == line) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), appears).await.unwrap_or_else(|_| panic!("no {line}"));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_a_stream_ends_the_work() {
+    let stage = stage().await;
+    hangs(&stage);
+    let mut events = stage.http.open(CHAT, &chat(json!({"stream": true}))).await;
+    assert!(events.next().await.unwrap().contains("assistant"));
+    stage.worker.begun(1).await;
+    drop(events);
+    stage.worker.ended(1).await;
+    wait_for_metric(
+        &stage,
+        "thalweg_router_http_requests_total{model=\"tiny\",endpoint=\"chat\",outcome=\"cancelled\"} 1",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_reply_ends_the_work() {
+    let stage = stage().await;
+    hangs(&stage);
+    for stream in [false, true] {
+        stage.worker.script(|request| {
+            let first = prompt_message(request, 0);
+            futures::stream::iter([Ok(first)]).chain(futures::stream::pending()).boxed()
+        });
+        let before = stage.worker.requests().len();
+        let body = completion(json!({"stream": stream})).to_string();
+        let mut socket = tokio::net::TcpStream::connect(stage.router.http_address()).await.unwrap();
+        let head =
+            format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+        socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        stage.worker.begun(before + 1).await;
+        drop(socket);
+        stage.worker.ended(before + 1).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_stops_reading_is_cut_off_and_others_are_served() {
+    // Ten bytes of text a token: far more than the sockets' buffers hold.
+    const MESSAGES: usize = 1200;
+    const TOKENS: usize = 1000;
+    let short = |config: &mut RouterConfig| config.timeouts.client_stall_timeout = Duration::from_millis(300);
+    let stage = stage_of(short, &tokenizer::bundle(true, 2 * MESSAGES * TOKENS)).await;
+    stage.worker.script(|request| {
+        let mut message = prompt_message(request, 0);
+        message.deltas = vec![ChoiceDelta { token_ids: vec![END; TOKENS], ..ChoiceDelta::default() }];
+        let messages = futures::stream::repeat_with(move || Ok(message.clone())).take(MESSAGES);
+        messages.chain(futures::stream::pending()).boxed()
+    });
+    let wide = json!({"stream": true, "max_tokens": MESSAGES * TOKENS + 1, "skip_special_tokens": false});
+    let body = completion(wide).to_string();
+    let mut socket = tokio::net::TcpStream::connect(stage.router.http_address()).await.unwrap();
+    let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    socket.read_exact(&mut [0; 12]).await.unwrap();
+    stage.worker.ended(1).await;
+    wait_for_metric(
+        &stage,
+        "thalweg_router_http_requests_total{model=\"tiny\",endpoint=\"completions\",outcome=\"cancelled\"} 1",
+    )
+    .await;
+    stage.worker.says("ok");
+    let reply = stage.http.post(COMPLETIONS, &completion(json!({}))).await.json();
+    assert_eq!(reply["choices"][0]["text"], "ok");
+}
+
+#[tokio::test]
+async fn a_stop_string_cancels_one_prompt_and_the_others_go_on() {
+    let stage = stage().await;
+    stage.worker.script(|request| {
+        let text = if request.prompt_ids.ends_with(&[97]) { "x stop" } else { "y" };
+        let messages: Vec<_> = responses(request, text).into_iter().map(Ok).collect();
+        let take = if text == "y" { messages.len() } else { messages.len() - 1 };
+        let rest = futures::stream::pending();
+        futures::stream::iter(messages.into_iter().take(take)).chain(rest).boxed()
+    });
+    let body = completion(json!({"prompt": ["a", "b"], "stop": "stop"}));
+    let reply = stage.http.post(COMPLETIONS, &body).await.json();
+    assert_eq!(
+        (reply["choices"][0]["text"].as_str(), reply["choices"][1]["text"].as_str()),
+        (Some("x "), Some("y"))
+    );
+    stage.worker.ended(2).await;
+}

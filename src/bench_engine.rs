@@ -1,0 +1,228 @@
+//! `thalweg bench engine`: one engine with nothing around it, closed loop: a batch of prompts, then its decode.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use futures::future::try_join_all;
+use thalweg_proto::block_hash::HashRoot;
+use thalweg_proto::ids::AttemptId;
+use thalweg_worker::config::WorkerConfig;
+use thalweg_worker::engine::{ChoiceState, Engine, EngineConfig, EngineHandle, EngineRequest, EngineStream};
+use thalweg_worker::sampling::SamplingParams;
+use tokio::time::Instant;
+
+use crate::worker::load;
+
+/// Flags of `thalweg bench engine`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    worker: WorkerConfig,
+
+    /// Tokens of each prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    prompt: u32,
+
+    /// Tokens that each sequence puts out
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
+    output: u32,
+
+    /// Sequences at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: u32,
+
+    /// Runs; the median of each figure is reported
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+
+    /// Print one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What one run, or the median of several, showed.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+struct Figures {
+    /// Prompt tokens over the time until every sequence had its first token.
+    prefill_tokens_per_second: f64,
+    /// Tokens over the time in which all sequences decoded.
+    decode_tokens_per_second: f64,
+    /// Median time between tokens in which all sequences decoded.
+    step_ms: f64,
+}
+
+pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+    let mut config = options.worker.clone();
+    config.max_num_seqs = config.max_num_seqs.max(options.batch);
+    let model = load(&config, 1).await?;
+    let plan = EngineConfig { enable_prefix_caching: false, ..model.plan().clone() };
+    check_room(&options, &plan)?;
+    let runner = tokio::task::spawn_blocking({
+        let model = Arc::clone(&model);
+        move || model.runner()
+    });
+    let engine = Engine::start(plan.clone(), runner.await.context("starting the device panicked")??, None)?;
+    let bar = indicatif::ProgressBar::new(u64::from(options.repeat) + 1).with_message("runs");
+    let mut runs = Vec::new();
+    for number in 0..=options.repeat {
+        let run = one_run(&engine, &options, plan.vocab_size, number).await?;
+        // The first one pays for page faults.
+        if number > 0 {
+            runs.push(run);
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    engine.shutdown().await;
+    report(&options, model.hardware(), &Figures::median(&runs));
+    Ok(())
+}
+
+fn check_room(options: &Options, plan: &EngineConfig) -> anyhow::Result<()> {
+    let each = (options.prompt + options.output) as usize;
+    ensure!(
+        each <= plan.max_model_len,
+        "--prompt + --output are {each} tokens, but the context is {}",
+        plan.max_model_len
+    );
+    let blocks = each.div_ceil(plan.block_tokens) * options.batch as usize;
+    let least = plan.kv_blocks.iter().zip(plan.has_group).filter(|(_, has)| *has).map(|(n, _)| *n).min();
+    ensure!(
+        least.is_some_and(|least| blocks <= least) || plan.sliding_window.is_some(),
+        "{} sequences of {each} tokens need {blocks} KV blocks; raise --kv-cache-memory-bytes",
+        options.batch
+    );
+    Ok(())
+}
+
+async fn one_run(
+    engine: &EngineHandle,
+    options: &Options,
+    vocab: usize,
+    number: u32,
+) -> anyhow::Result<Figures> {
+    let begin = Instant::now();
+    let streams = (0..options.batch)
+        .map(|i| engine.generate(request(options, vocab, number * options.batch + i)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let times = try_join_all(streams.into_iter().map(token_times)).await?;
+    Figures::of(begin, &times, options).context("too few tokens to measure; raise --output")
+}
+
+/// A prompt like no other, so that nothing is shared; which ids does not change the work.
+fn request(options: &Options, vocab: usize, number: u32) -> EngineRequest {
+    let id =
+        |i: u32| (1 + (i.wrapping_mul(7919).wrapping_add(number * 104_729)) as usize % (vocab - 1)) as u32;
+    let sampling = SamplingParams {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+        seed: 0,
+        min_tokens: 0,
+        end_ids: Vec::new(),
+        logprobs: None,
+        logit_bias: Vec::new(),
+    };
+    EngineRequest {
+        request_id: format!("bench-{number}"),
+        attempt: AttemptId(0),
+        prompt: (0..options.prompt).map(id).collect(),
+        sampling: Arc::new(sampling),
+        max_tokens: options.output,
+        prompt_logprobs: None,
+        choices: vec![ChoiceState::default()],
+        root: HashRoot { fingerprint: &[], adapter: "", scope: "bench", salt: "" }.hash(),
+        priority: 0,
+        booking: None,
+    }
+}
+
+/// When each token came.
+async fn token_times(mut stream: EngineStream) -> anyhow::Result<Vec<Instant>> {
+    let mut times = Vec::new();
+    while let Some(event) = stream.recv().await {
+        let tokens = event?.deltas.iter().map(|delta| delta.tokens.len()).sum();
+        times.extend(std::iter::repeat_n(Instant::now(), tokens));
+    }
+    Ok(times)
+}
+
+impl Figures {
+    fn of(begin: Instant, times: &[Vec<Instant>], options: &Options) -> Option<Self> {
+        let all_began = *times.iter().filter_map(|t| t.first()).max()?;
+        let first_ended = *times.iter().filter_map(|t| t.last()).min()?;
+        let together = |t: &&Instant| **t > all_began && **t <= first_ended;
+        let tokens = times.iter().flatten().filter(together).count();
+        let gaps: Vec<f64> = times
+            .iter()
+            .flat_map(|t| t.windows(2))
+            .filter(|pair| pair[0] >= all_began && pair[1] <= first_ended)
+            .map(|pair| milliseconds(pair[1] - pair[0]))
+            .collect();
+        let prompts = f64::from(options.prompt) * f64::from(options.batch);
+        let decode = (first_ended - all_began).as_secs_f64();
+        (tokens > 0 && decode > 0.0).then(|| Self {
+            prefill_tokens_per_second: prompts / (all_began - begin).as_secs_f64(),
+            decode_tokens_per_second: tokens as f64 / decode,
+            step_ms: median(gaps),
+        })
+    }
+
+    fn median(runs: &[Self]) -> Self {
+        let of = |figure: fn(&Self) -> f64| median(runs.iter().map(figure).collect());
+        Self {
+            prefill_tokens_per_second: of(|r| r.prefill_tokens_per_second),
+            decode_tokens_per_second: of(|r| r.decode_tokens_per_second),
+            step_ms: of(|r| r.step_ms),
+        }
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[expect(clippy::print_stdout, reason = "the result is what stdout is for")]
+fn report(options: &Options, hardware: &str, figures: &Figures) {
+    if options.json {
+        let line = serde_json::json!({
+            "model": options.worker.model,
+            "hardware": hardware,
+            "prompt": options.prompt,
+            "output": options.output,
+            "batch": options.batch,
+            "prefill_tokens_per_second": figures.prefill_tokens_per_second,
+            "decode_tokens_per_second": figures.decode_tokens_per_second,
+            "step_ms": figures.step_ms,
+        });
+        println!("{line}");
+        return;
+    }
+    println!("{} on {hardware}, batch {}", options.worker.model, options.batch);
+    println!("prefill_tokens_per_second  {:10.1}", figures.prefill_tokens_per_second);
+    println!("decode_tokens_per_second   {:10.1}", figures.decode_tokens_per_second);
+    println!("step_ms                    {:10.3}", figures.step_ms);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        for (values, expected) in [(vec![3.0], 3.0), (vec![3.0, 1.0, 2.0], 2.0), (vec![1.0, 5.0], 5.0)] {
+            assert_eq!(median(values), expected);
+        }
+        assert!(median(Vec::new()).is_nan());
+    }
+}

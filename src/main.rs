@@ -1,0 +1,80 @@
+//! `thalweg`: one binary for every part of the cluster.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod bench_engine;
+mod bench_serve;
+mod hub;
+mod logging;
+mod options;
+mod router;
+mod settings;
+mod shutdown;
+mod up;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A distributed LLM serving cluster: OpenAI-compatible router and workers with a paged KV cache
+#[derive(Parser)]
+#[command(name = "thalweg", version, about)]
+struct Cli {
+    #[command(flatten)]
+    global: options::Global,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model from this machine: a router and its workers in one process
+    Up(up::Options),
+    /// Run a router: HTTP in front, workers behind
+    Router(router::Options),
+    /// Run one worker
+    Worker(worker::Options),
+    /// Measure a server, or the engine alone
+    Bench(bench::Options),
+}
+
+fn main() -> ExitCode {
+    let cli: Cli = match settings::parse() {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    logging::start(&cli.global);
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{}", explain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        match command {
+            Command::Up(options) => up::run(options).await,
+            Command::Router(options) => router::run(options).await,
+            Command::Worker(options) => worker::run(options).await,
+            Command::Bench(options) => bench::run(options).await,
+        }
+    });
+    // What is worth waiting for has been awaited; a model that is still being read is not.
+    runtime.shutdown_background();
+    result
+}
+
+/// The error and its causes in one line, without what has been said already.
+fn explain(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
+        "" => cause,
+        so_far if so_far.contains(&cause) => said,
+        so_far => format!("{so_far}: {cause}"),
+    })
+}

@@ -1,0 +1,119 @@
+//! `thalweg up`: a router and its workers in one process, for one machine.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::ensure;
+use futures::future::{join_all, select_all};
+use thalweg_cache_index::{CacheIndex, MemoryIndex};
+use thalweg_membership::StaticMembership;
+use thalweg_proto::ids::WorkerId;
+use thalweg_router::config::RouterConfig;
+use thalweg_router::router::{Router, RunningRouter};
+use thalweg_worker::config::WorkerConfig;
+use thalweg_worker::worker::{RunningWorker, Worker, WorkerAddress};
+
+use crate::shutdown::Signals;
+use crate::worker::load;
+
+/// Flags of `thalweg up`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Workers of this process; they share the weights and divide --threads
+    #[arg(long, env = "THALWEG_WORKERS", value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    workers: u16,
+
+    #[command(flatten)]
+    router: RouterConfig,
+
+    #[command(flatten)]
+    worker: WorkerConfig,
+}
+
+/// Serves until a signal or until an engine fails.
+pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
+    let drain_timeout = options.router.timeouts.drain_timeout;
+    let index: Arc<dyn CacheIndex> = Arc::new(MemoryIndex::new());
+    let membership = Arc::new(StaticMembership::new([]));
+    // First, so that an address in use is told before the model is read.
+    let router = Router::start(options.router, Arc::clone(&membership) as _, Arc::clone(&index)).await?;
+    let (workers, model) = tokio::select! {
+        started = start_workers(&options.worker, options.workers, &index) => started?,
+        name = signals.next() => {
+            tracing::info!(signal = name, "stopped while loading");
+            return Ok(());
+        }
+    };
+    membership.set(workers.iter().map(|w| w.grpc_address().into()));
+    let failure = tokio::select! {
+        reason = serve(&router, &workers, &model) => Some(reason),
+        name = signals.next() => {
+            tracing::info!(signal = name, "shutting down");
+            None
+        }
+    };
+    signals.during(shutdown(router, workers, drain_timeout)).await;
+    ensure!(failure.is_none(), "an engine failed: {}", failure.unwrap_or_default());
+    Ok(())
+}
+
+/// Workers over one copy of the weights, and the model's name.
+async fn start_workers(
+    config: &WorkerConfig,
+    count: u16,
+    index: &Arc<dyn CacheIndex>,
+) -> anyhow::Result<(Vec<RunningWorker>, String)> {
+    let model = load(config, count.into()).await?;
+    let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let mut workers = Vec::new();
+    for number in 0..count {
+        let id = WorkerId::new(format!("worker-{number}"));
+        let address = WorkerAddress { id, grpc: free, metrics: free };
+        workers.push(Worker::start(address, &model, Arc::clone(index)).await?);
+    }
+    Ok((workers, model.names()[0].clone()))
+}
+
+/// Says when the first request may come, then watches; returns why an engine ended.
+async fn serve(router: &RunningRouter, workers: &[RunningWorker], model: &str) -> Arc<str> {
+    let announce = async {
+        router.ready().await;
+        print_ready(router.http_address(), model);
+    };
+    let failure = select_all(workers.iter().map(|w| Box::pin(w.engine().ended())));
+    tokio::pin!(failure);
+    tokio::select! {
+        (reason, ..) = &mut failure => return reason,
+        () = announce => {}
+    }
+    failure.await.0
+}
+
+/// The router first, so that what it has accepted finds its workers to the end.
+async fn shutdown(router: RunningRouter, workers: Vec<RunningWorker>, timeout: Duration) {
+    router.shutdown().await;
+    join_all(workers.into_iter().map(|worker| worker.shutdown(timeout))).await;
+}
+
+fn print_ready(address: SocketAddr, model: &str) {
+    let host = match address.ip() {
+        ip if ip.is_unspecified() => "localhost".to_owned(),
+        std::net::IpAddr::V6(ip) => format!("[{ip}]"),
+        ip => ip.to_string(),
+    };
+    let url = format!("http://{host}:{}", address.port());
+    let body =
+        serde_json::json!({ "model": model, "messages": [{ "role": "user", "content": "Say hello." }] });
+    let body = body.to_string().replace('\'', r"'\''");
+    let text = format!(
+        "ready: {model} at {url}/v1\n\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+    );
+    if let Err(error) = std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush())
+    {
+        tracing::warn!(%error, "stdout is closed");
+    }
+}

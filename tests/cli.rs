@@ -1,0 +1,147 @@
+//! The binary as scripts meet it: exit codes, messages, signals.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use thalweg_harness::{HttpClient, Process, Scrape, models};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_thalweg");
+
+/// A file of this test process alone.
+fn scratch(name: &str, content: &[u8]) -> PathBuf {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
+    std::fs::write(&file, content).unwrap();
+    file
+}
+
+/// The binary with a clean environment of its own, free ports and JSON logs.
+fn thalweg(args: &[&str]) -> Command {
+    let mut command = Command::new(BINARY);
+    let inherited =
+        std::env::vars().map(|(name, _)| name).filter(|n| n.starts_with("THALWEG_") || n == "RUST_LOG");
+    for name in inherited {
+        command.env_remove(name);
+    }
+    command.args(args).args(["--log-format", "json"]).env("HF_HUB_OFFLINE", "1");
+    command
+}
+
+fn worker(model: &Path, args: &[&str]) -> Command {
+    let model = model.to_str().unwrap();
+    let mut command = thalweg(&["worker", "--model", model]);
+    command.args(["--kv-cache-memory-bytes", "64MiB"]).args(args);
+    let has = |flag: &str| args.iter().any(|a| a.starts_with(flag));
+    for flag in ["--grpc", "--metrics"].into_iter().filter(|f| !has(f)) {
+        command.args([flag, "127.0.0.1:0"]);
+    }
+    command
+}
+
+fn refused(mut command: Command, code: i32, says: &[&str]) {
+    let Output { status, stderr, .. } = command.output().unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(code), "{command:?}: {stderr}");
+    for part in says {
+        assert!(stderr.contains(part), "{command:?} does not say {part:?}: {stderr}");
+    }
+    assert!(stderr.matches("os error").count() <= 1, "{command:?} says it twice: {stderr}");
+}
+
+#[test]
+fn models_that_cannot_be_read_are_named() {
+    refused(worker(Path::new("/nonexistent/m.gguf"), &[]), 1, &["/nonexistent/m.gguf", "no such file"]);
+    refused(worker(Path::new("owner/name"), &[]), 1, &["owner/name", "HF_HUB_OFFLINE"]);
+    refused(worker(&scratch("empty.gguf", b""), &[]), 1, &["empty.gguf"]);
+    refused(worker(&scratch("text.gguf", b"no model at all"), &[]), 1, &["text.gguf"]);
+    let mut head = vec![0; 3 << 20];
+    std::fs::File::open(models::smollm2()).unwrap().read_exact(&mut head).unwrap();
+    refused(worker(&scratch("cut.gguf", &head), &[]), 1, &["cut.gguf"]);
+    head.truncate(1000);
+    refused(worker(&scratch("stub.gguf", &head), &[]), 1, &["stub.gguf"]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_numbers() {
+    let model = models::smollm2();
+    let flag = "--kv-cache-memory-bytes";
+    let too_much = thalweg(&["worker", "--model", model.to_str().unwrap(), flag, "100TiB"]);
+    refused(too_much, 1, &["does not fit in memory", "100TiB", flag]);
+    let too_little =
+        thalweg(&["worker", "--model", model.to_str().unwrap(), flag, "64KiB", "--max-model-len", "2048"]);
+    refused(too_little, 1, &["2048 tokens", flag, "--max-model-len"]);
+    refused(worker(&model, &["--max-model-len", "10000000"]), 1, &["--max-model-len 10000000", "tokens"]);
+    refused(worker(&model, &["--tensor-parallel-size", "2"]), 1, &["--tensor-parallel-size 2"]);
+}
+
+#[test]
+fn ports_in_use_are_named() {
+    let model = models::smollm2();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    refused(worker(&model, &["--grpc", &address]), 1, &[&address, "--grpc"]);
+    refused(worker(&model, &["--metrics", &address]), 1, &[&address, "--metrics"]);
+    let router = thalweg(&["router", "--http", &address, "--worker", "grpc://127.0.0.1:1"]);
+    refused(router, 1, &[&address, "--http"]);
+    let up = thalweg(&["up", "--model", model.to_str().unwrap(), "--http", &address]);
+    refused(up, 1, &[&address, "--http"]);
+}
+
+#[test]
+fn flags_that_cannot_work_are_refused() {
+    let model = models::smollm2();
+    refused(
+        worker(&model, &["--index", "redis://localhost"]),
+        2,
+        &["--index", "not in this build yet", "memory"],
+    );
+    refused(worker(&model, &["--membership", "etcd://localhost"]), 2, &["--membership", "static"]);
+    refused(worker(&model, &["--grpc", "0.0.0.0:0"]), 1, &["--grpc 0.0.0.0:0", "--insecure"]);
+    refused(thalweg(&["router"]), 1, &["--worker"]);
+    refused(thalweg(&["router", "--worker", "http://x"]), 2, &["--worker", "grpc://host:port"]);
+    refused(thalweg(&["serve"]), 2, &["serve"]);
+}
+
+#[test]
+fn unknown_keys_of_a_settings_file_are_refused_by_name() {
+    let settings = |name: &str, text: &str| scratch(name, text.as_bytes()).to_str().unwrap().to_owned();
+    let with = |file: &str| thalweg(&["worker", "--config", file]);
+    let unknown = settings("unknown.yaml", "model: m\nmax-num-sequences: 3\n");
+    refused(with(&unknown), 2, &["unknown.yaml", "max-num-sequences"]);
+    let foreign = settings("foreign.yaml", "model: m\nworkers: 3\n");
+    refused(with(&foreign), 2, &["foreign.yaml", "workers"]);
+    let nested = settings("nested.yaml", "model: {path: m}\n");
+    refused(with(&nested), 2, &["nested.yaml", "model"]);
+    let bad = settings("bad.yaml", "model: m\nmax-num-seqs: many\n");
+    refused(with(&bad), 2, &["many", "--max-num-seqs"]);
+    refused(with(&settings("broken.yaml", "model: [m\n")), 2, &["broken.yaml"]);
+    refused(with("/nonexistent.yaml"), 2, &["/nonexistent.yaml"]);
+}
+
+#[tokio::test]
+async fn a_worker_serves_metrics_and_health_and_ends_with_0_on_sigterm() {
+    let settings =
+        scratch("sound.yaml", b"served-model-name: [tiny, alias]\nmax_num_seqs: 5\nmax-model-len: 256\n");
+    let (model, settings) = (models::smollm2(), settings.to_str().unwrap().to_owned());
+    let free = "127.0.0.1:0";
+    let mut args = vec!["worker", "--model", model.to_str().unwrap(), "--config", &settings];
+    args.extend(["--kv-cache-memory-bytes", "64MiB", "--grpc", free, "--metrics", free]);
+    let mut worker = Process::start(BINARY, &args);
+    let serves = worker.logged("worker serves");
+    assert_eq!((&serves["model"], &serves["context"]), (&"tiny".into(), &256.into()));
+    let http = HttpClient::new(serves["metrics"].as_str().unwrap().parse().unwrap());
+    for path in ["/health", "/ready"] {
+        let reply = http.get(path).await;
+        assert_eq!((reply.status.as_u16(), reply.text.as_str()), (200, "ok\n"), "{path}");
+    }
+    let reply = http.get("/metrics").await;
+    assert_eq!(
+        (reply.status.as_u16(), reply.header("content-type")),
+        (200, Some("text/plain; version=0.0.4; charset=utf-8"))
+    );
+    let metrics = Scrape::parse(&reply.text);
+    assert_eq!(metrics.sum("vllm:num_requests_running", "model_name=\"tiny\""), Some(0.0));
+    assert_eq!(http.get("/nothing").await.status.as_u16(), 404);
+    worker.stop();
+}

@@ -1,0 +1,114 @@
+//! One child process with JSON logs, killed when dropped.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// A cold start on a busy machine takes seconds, not minutes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A running `thalweg`.
+pub struct Process {
+    child: Child,
+    events: Receiver<Value>,
+    seen: Vec<Value>,
+    stdout: Receiver<String>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Process {
+    /// Starts the binary with a clean environment of its own.
+    pub fn start(binary: &str, args: &[&str]) -> Self {
+        let mut command = Command::new(binary);
+        for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("THALWEG_") || n == "RUST_LOG") {
+            command.env_remove(name);
+        }
+        command.args(args).args(["--log-format", "json"]).env("HF_HUB_OFFLINE", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child =
+            command.spawn().unwrap_or_else(|error| panic!("{}: {error}", Path::new(binary).display()));
+        let (stdout, stdout_reader) = lines(child.stdout.take().expect("piped"), |line| line);
+        let (events, event_reader) = lines(child.stderr.take().expect("piped"), |line| {
+            serde_json::from_str(&line).unwrap_or(Value::String(line))
+        });
+        Self { child, events, seen: Vec::new(), stdout, readers: vec![stdout_reader, event_reader] }
+    }
+
+    /// The next line on stdout.
+    pub fn stdout_line(&mut self) -> String {
+        match self.stdout.recv_timeout(PATIENCE) {
+            Ok(line) => line,
+            Err(error) => panic!("no line on stdout: {error}; log: {:?}", self.log()),
+        }
+    }
+
+    /// The next log event with this message.
+    pub fn logged(&mut self, message: &str) -> Value {
+        loop {
+            match self.events.recv_timeout(PATIENCE) {
+                Ok(event) => {
+                    self.seen.push(event.clone());
+                    if event["message"] == message {
+                        return event;
+                    }
+                }
+                Err(error) => panic!("{message:?} was not logged: {error}; log: {:?}", self.seen),
+            }
+        }
+    }
+
+    /// Log events up to now.
+    pub fn log(&mut self) -> &[Value] {
+        self.seen.extend(self.events.try_iter());
+        &self.seen
+    }
+
+    /// Ends it like a crash.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it ends");
+    }
+
+    /// Asks it to end and checks that it does so in order: exit code 0 and nothing logged above info.
+    pub fn stop(mut self) {
+        let signal = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        assert!(signal.is_ok_and(|s| s.success()), "SIGTERM could not be sent");
+        let status = self.child.wait().expect("it ends");
+        for reader in self.readers.drain(..) {
+            reader.join().expect("no panic while reading");
+        }
+        let log = self.log();
+        assert_eq!(status.code(), Some(0), "{log:?}");
+        let loud: Vec<_> =
+            log.iter().filter(|e| !matches!(e["level"].as_str(), Some("INFO" | "DEBUG"))).collect();
+        assert!(loud.is_empty(), "unexpected in the log: {loud:?}");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn lines<T: Send + 'static>(
+    from: impl Read + Send + 'static,
+    parse: impl Fn(String) -> T + Send + 'static,
+) -> (Receiver<T>, JoinHandle<()>) {
+    let (sender, receiver) = channel();
+    let reader = std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if sender.send(parse(line)).is_err() {
+                return;
+            }
+        }
+    });
+    (receiver, reader)
+}

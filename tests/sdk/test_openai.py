@@ -1,0 +1,92 @@
+"""What users of the openai SDK see."""
+
+import openai
+import pytest
+
+QUESTION = [{"role": "user", "content": "Write one sentence about the moon."}]
+
+
+def test_models(client, cluster):
+    assert cluster.model in [model.id for model in client.models.list()]
+    assert client.models.retrieve(cluster.model).id == cluster.model
+
+
+def test_chat_is_sensible(client, cluster):
+    reply = client.chat.completions.create(model=cluster.model, messages=QUESTION, temperature=0, max_tokens=48)
+    choice = reply.choices[0]
+    assert "moon" in choice.message.content.lower()
+    assert choice.message.role == "assistant" and choice.finish_reason in ("stop", "length")
+    usage = reply.usage
+    assert usage.prompt_tokens > 10 and usage.completion_tokens > 3
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_a_stream_says_what_the_whole_reply_says(client, cluster):
+    request = dict(model=cluster.model, messages=QUESTION, temperature=0, max_tokens=32)
+    whole = client.chat.completions.create(**request)
+    chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
+    assert [c.usage is not None for c in chunks].count(True) == 1 and chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_completions(client, cluster):
+    request = dict(model=cluster.model, prompt="The quick brown fox", temperature=0, max_tokens=8)
+    whole = client.completions.create(**request, logprobs=2)
+    assert whole.choices[0].text
+    assert len(whole.choices[0].logprobs.tokens) == whole.usage.completion_tokens
+    streamed = "".join(c.choices[0].text for c in client.completions.create(**request, stream=True) if c.choices)
+    assert streamed == whole.choices[0].text
+
+
+def test_choices_and_seeds(client, cluster):
+    request = dict(model=cluster.model, messages=QUESTION, temperature=1.0, max_tokens=16, n=4, seed=11)
+    first = client.chat.completions.create(**request)
+    again = client.chat.completions.create(**request)
+    texts = [[choice.message.content for choice in reply.choices] for reply in (first, again)]
+    assert texts[0] == texts[1] and len(set(texts[0])) > 1
+    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
+
+
+def test_logprobs_of_a_chat(client, cluster):
+    reply = client.chat.completions.create(
+        model=cluster.model, messages=QUESTION, temperature=0, max_tokens=4, logprobs=True, top_logprobs=3
+    )
+    content = reply.choices[0].logprobs.content
+    assert len(content) == reply.usage.completion_tokens
+    for token in content:
+        assert token.logprob <= 0 and len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].token == token.token
+
+
+def test_a_stream_cut_by_the_client_leaves_the_server_serving(client, cluster):
+    stream = client.chat.completions.create(
+        model=cluster.model, messages=QUESTION, max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    reply = client.chat.completions.create(model=cluster.model, messages=QUESTION, max_tokens=4)
+    assert reply.usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        ({"model": "nope"}, openai.NotFoundError),
+        ({"messages": []}, openai.BadRequestError),
+        ({"temperature": -1}, openai.BadRequestError),
+        ({"n": 0}, openai.BadRequestError),
+        ({"max_tokens": -5}, openai.BadRequestError),
+        ({"messages": [{"role": "user", "content": "word " * 50000}]}, openai.BadRequestError),
+    ],
+    ids=["model", "messages", "temperature", "n", "max_tokens", "context"],
+)
+def test_bad_requests_raise_the_sdks_errors(client, cluster, change, error):
+    request = dict(model=cluster.model, messages=QUESTION, max_tokens=4) | change
+    with pytest.raises(error) as raised:
+        client.chat.completions.create(**request)
+    assert raised.value.body["message"] and raised.value.body["type"] == "invalid_request_error"
+    assert client.chat.completions.create(model=cluster.model, messages=QUESTION, max_tokens=2).choices

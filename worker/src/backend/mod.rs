@@ -1,0 +1,54 @@
+//! What a device does for a forward pass. Operations have the grain of a fused kernel, enqueue only and read nothing back;
+//! the pass itself is written once, in `runner/forward.rs`, over this trait.
+
+use crate::plan::{BlockId, StepOutput, StepPlan};
+
+pub mod cpu;
+
+/// A device with the model's weights, a KV cache and slots. A row's result never depends on the other rows of its step.
+pub trait Backend: Send {
+    /// Number of the model's layers.
+    fn layers(&self) -> usize;
+    /// Takes a step's metadata and token ids; operations below work on it until `finish`. A refused step has run nothing.
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), BackendError>;
+    /// Residual stream from token ids.
+    fn embed(&mut self);
+    /// Norm, q/k/v projections and biases, q/k norm, rope, KV write.
+    fn norm_qkv(&mut self, layer: usize);
+    /// Attention of every row over its paged KV.
+    fn attention(&mut self, layer: usize);
+    /// Output projection of attention or MLP, post-norm where the model has one, added to the residual.
+    fn project_residual(&mut self, layer: usize, projection: Projection);
+    /// Norm, gate and up projections, activation, product.
+    fn norm_gate_up_act(&mut self, layer: usize);
+    /// Times that `logits` and `sample` are called for this step: logits of a long prompt's every position are too many to hold
+    /// at once. 0 where no row wants any.
+    fn logit_passes(&self) -> usize;
+    /// Final norm and output matrix, for the wanted positions of one pass.
+    fn logits(&mut self, pass: usize);
+    /// Penalties, masks, draw; logprobs; of the pass whose logits were computed last.
+    fn sample(&mut self, pass: usize);
+    /// Copies whole blocks within a KV group, in order, in every layer of it.
+    fn copy_blocks(&mut self, group: usize, pairs: &[(BlockId, BlockId)]);
+    /// Waits for the step and reads back what rows wanted.
+    fn finish(&mut self) -> Result<StepOutput, BackendError>;
+}
+
+/// The two projections back into the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projection {
+    /// Behind attention.
+    Attention,
+    /// Behind the MLP.
+    Mlp,
+}
+
+/// The device failed; its state is lost.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{device}: {reason}")]
+pub struct BackendError {
+    /// Which device.
+    pub device: String,
+    /// What it said.
+    pub reason: String,
+}

@@ -1,0 +1,291 @@
+//! Everything that a worker can be told, as one struct: flags, environment and the YAML file derive from it. Names are
+//! vLLM's where the meaning is the same.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{ArgAction, Args, ValueEnum};
+
+/// What a worker serves, and with how much of the machine.
+#[derive(Args, Clone, Debug)]
+pub struct WorkerConfig {
+    /// GGUF file, folder of safetensors, or hub id (owner/name)
+    #[arg(long, env = "THALWEG_MODEL", value_name = "MODEL")]
+    pub model: String,
+
+    /// Names that requests may use; the first is reported. Default: the file's stem or folder's name
+    #[arg(long, env = "THALWEG_SERVED_MODEL_NAME", value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    pub served_model_name: Vec<String>,
+
+    /// Jinja file that replaces the model's own chat template
+    #[arg(long, env = "THALWEG_CHAT_TEMPLATE", value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+
+    /// Longest prompt plus output, in tokens. Default: what the model was made for, as far as the KV cache holds it
+    #[arg(long, env = "THALWEG_MAX_MODEL_LEN", value_name = "TOKENS")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_model_len: Option<u32>,
+
+    /// Where the model runs
+    #[arg(long, env = "THALWEG_DEVICE", value_enum, default_value_t = Device::Auto)]
+    pub device: Device,
+
+    /// Arithmetic: auto multiplies quantised weights with int8 activations; float32 quantises no activation
+    #[arg(long, env = "THALWEG_DTYPE", value_enum, default_value_t = Dtype::Auto)]
+    pub dtype: Dtype,
+
+    /// How keys and values are stored
+    #[arg(long, env = "THALWEG_KV_CACHE_DTYPE", value_enum, default_value_t = KvCacheDtype::Auto)]
+    pub kv_cache_dtype: KvCacheDtype,
+
+    /// KV cache of each worker, such as 512MiB, 2GiB or a number of bytes
+    #[arg(long, env = "THALWEG_KV_CACHE_MEMORY_BYTES", value_name = "BYTES", default_value_t = ByteSize(512 << 20))]
+    pub kv_cache_memory_bytes: ByteSize,
+
+    /// Keep finished prompts' blocks for requests that begin alike
+    #[arg(long, env = "THALWEG_ENABLE_PREFIX_CACHING", value_name = "BOOL", action = ArgAction::Set)]
+    #[arg(default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_prefix_caching: bool,
+
+    /// Same as --enable-prefix-caching=false
+    #[arg(long, env = "THALWEG_NO_ENABLE_PREFIX_CACHING", hide = true)]
+    pub no_enable_prefix_caching: bool,
+
+    /// Sequences that run at once
+    #[arg(long, env = "THALWEG_MAX_NUM_SEQS", value_name = "N", default_value_t = 64)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_num_seqs: u32,
+
+    /// Tokens that one step computes at most: larger is faster for prompts, smaller is smoother for streams
+    #[arg(long, env = "THALWEG_MAX_NUM_BATCHED_TOKENS", value_name = "TOKENS", default_value_t = 256)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_num_batched_tokens: u32,
+
+    /// Ranks that share one model. This build has 1
+    #[arg(long, env = "THALWEG_TENSOR_PARALLEL_SIZE", value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub tensor_parallel_size: u32,
+
+    /// Threads of this process for the model, shared by its workers. Default: one per core
+    #[arg(long, env = "THALWEG_THREADS", value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+}
+
+/// Where one worker is reached. `thalweg up` chooses these itself.
+#[derive(Args, Clone, Debug)]
+pub struct WorkerPlace {
+    /// Address of the gRPC service
+    #[arg(long, env = "THALWEG_GRPC", value_name = "ADDR", default_value = "127.0.0.1:50061")]
+    pub grpc: SocketAddr,
+
+    /// Address of /metrics, /health and /ready
+    #[arg(long, env = "THALWEG_METRICS", value_name = "ADDR", default_value = "127.0.0.1:9090")]
+    pub metrics: SocketAddr,
+
+    /// Name of this worker, kept across restarts. Default: the host's name and the gRPC port
+    #[arg(long, env = "THALWEG_WORKER_ID", value_name = "NAME")]
+    pub worker_id: Option<String>,
+
+    /// Seconds that running requests may take to finish once a signal has come
+    #[arg(long, env = "THALWEG_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
+    pub drain_timeout: u64,
+
+    /// Allow a gRPC address that other hosts reach, though this build neither encrypts nor authenticates it
+    #[arg(long, env = "THALWEG_INSECURE")]
+    pub insecure: bool,
+}
+
+/// Devices by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    /// The best that there is: in this build the CPU.
+    Auto,
+    /// This machine's cores.
+    Cpu,
+}
+
+/// Arithmetic of the forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    /// Int8 activations against quantised weights, else as `Bfloat16`.
+    Auto,
+    /// f32 activations against dequantised weights.
+    Float32,
+    /// As `Auto` on the CPU.
+    Bfloat16,
+}
+
+/// Elements of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDtype {
+    /// bfloat16.
+    Auto,
+    /// 4 bytes.
+    Float32,
+    /// 2 bytes.
+    Bfloat16,
+    /// fp8_e4m3.
+    Fp8,
+    /// 1 byte, 3 bits of mantissa.
+    #[value(name = "fp8_e4m3")]
+    Fp8E4m3,
+    /// 1 byte, 2 bits of mantissa.
+    #[value(name = "fp8_e5m2")]
+    Fp8E5m2,
+}
+
+impl WorkerConfig {
+    /// Whether finished blocks are kept for reuse.
+    pub fn prefix_caching(&self) -> bool {
+        self.enable_prefix_caching && !self.no_enable_prefix_caching
+    }
+
+    /// Threads of the whole process.
+    pub fn threads_total(&self) -> usize {
+        match self.threads {
+            Some(threads) => threads as usize,
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+}
+
+/// A number of bytes, written with or without a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteSize(pub u64);
+
+/// Text that is no number of bytes.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "expected bytes as a whole number, or with a unit of KiB, MiB, GiB, TiB, KB, MB, GB or TB, such as 512MiB"
+)]
+pub struct ByteSizeError;
+
+const UNITS: [(&str, u64); 14] = [
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+    ("kb", 1_000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("k", 1 << 10),
+    ("m", 1 << 20),
+    ("g", 1 << 30),
+    ("t", 1 << 40),
+    ("b", 1),
+    ("", 1),
+];
+
+impl FromStr for ByteSize {
+    type Err = ByteSizeError;
+
+    fn from_str(text: &str) -> Result<Self, ByteSizeError> {
+        let text = text.trim();
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = (&text[..digits], text[digits..].trim().to_ascii_lowercase());
+        let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or(ByteSizeError)?;
+        let bytes = match number.parse::<u64>() {
+            Ok(whole) => whole.checked_mul(*factor).ok_or(ByteSizeError)?,
+            Err(_) if *factor > 1 => {
+                (number.parse::<f64>().map_err(|_| ByteSizeError)? * *factor as f64) as u64
+            }
+            Err(_) => return Err(ByteSizeError),
+        };
+        if bytes == 0 { Err(ByteSizeError) } else { Ok(Self(bytes)) }
+    }
+}
+
+impl fmt::Display for ByteSize {
+    /// In the largest binary unit that makes it at least 1: exact where it is whole, else with one decimal.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        match units.into_iter().find(|(_, factor)| self.0 >= *factor) {
+            None => write!(f, "{}", self.0),
+            Some((unit, factor)) if self.0.is_multiple_of(factor) => write!(f, "{}{unit}", self.0 / factor),
+            Some((unit, factor)) => write!(f, "{:.1}{unit}", self.0 as f64 / factor as f64),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expected: Option<u64>) {
+        assert_eq!(text.parse::<ByteSize>().ok().map(|b| b.0), expected, "{text:?}");
+    }
+
+    #[test]
+    fn byte_sizes() {
+        check("1048576", Some(1 << 20));
+        check("512MiB", Some(512 << 20));
+        check("512 mib", Some(512 << 20));
+        check("1GiB", Some(1 << 30));
+        check("1.5G", Some(3 << 29));
+        check("2GB", Some(2_000_000_000));
+        check("7b", Some(7));
+        check("", None);
+        check("MiB", None);
+        check("0", None);
+        check("1.5", None);
+        check("-1", None);
+        check("1.2.3G", None);
+        check("1 parsec", None);
+        check("99999999999999999999", None);
+        check("18446744073709551615KiB", None);
+    }
+
+    #[test]
+    fn byte_sizes_print_as_they_are_read() {
+        for (bytes, text) in
+            [(512u64 << 20, "512MiB"), (1 << 30, "1GiB"), (3 << 29, "1.5GiB"), (1000, "1000")]
+        {
+            assert_eq!(ByteSize(bytes).to_string(), text);
+        }
+    }
+
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        config: WorkerConfig,
+    }
+
+    fn parse(args: &str) -> Result<WorkerConfig, String> {
+        let args = std::iter::once("x").chain(args.split_whitespace());
+        <Flags as clap::Parser>::try_parse_from(args).map(|f| f.config).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn flags_are_parsed() {
+        let config =
+            parse("--model m.gguf --kv-cache-dtype fp8_e5m2 --served-model-name a b --max-num-seqs 8")
+                .unwrap();
+        assert_eq!(config.kv_cache_dtype, KvCacheDtype::Fp8E5m2);
+        assert_eq!(config.served_model_name, ["a", "b"]);
+        assert_eq!(config.max_num_seqs, 8);
+        assert_eq!(config.kv_cache_memory_bytes, ByteSize(512 << 20));
+        assert!(config.prefix_caching());
+        assert!(!parse("--model m --no-enable-prefix-caching").unwrap().prefix_caching());
+        assert!(!parse("--model m --enable-prefix-caching=false").unwrap().prefix_caching());
+    }
+
+    #[test]
+    fn bad_flags_are_named() {
+        for (args, name) in [
+            ("", "--model"),
+            ("--model m --max-num-seqs 0", "--max-num-seqs"),
+            ("--model m --max-model-len 0", "--max-model-len"),
+            ("--model m --kv-cache-dtype int4", "--kv-cache-dtype"),
+            ("--model m --kv-cache-memory-bytes lots", "--kv-cache-memory-bytes"),
+            ("--model m --device tpu", "--device"),
+            ("--model m --max-sequences 3", "--max-sequences"),
+        ] {
+            let error = parse(args).unwrap_err();
+            assert!(error.contains(name), "{args}: {error}");
+        }
+    }
+}

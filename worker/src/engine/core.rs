@@ -1,0 +1,182 @@
+//! The engine without its thread: requests in, plans out, step outputs in, events out. Time is an argument.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use thalweg_cache_index::event::BlockEvent;
+
+use super::EngineConfig;
+use super::bookings::Bookings;
+use super::handle::Refusal;
+use super::inbox::{EventSender, Ticket};
+use super::ledger::Ledger;
+use super::live::{self, LiveRequest, Opened};
+use super::load::{Counters, KvUsage, LoadSnapshot, Observations};
+use super::rates::RateMeter;
+use super::request::{ChoiceDelta, EngineEvent, EngineRequest};
+use crate::plan::{StepOutput, StepPlan};
+use crate::scheduler::{Scheduler, StepMismatch};
+
+/// All state of an engine but the device's.
+#[derive(Debug)]
+pub(super) struct EngineCore {
+    scheduler: Scheduler,
+    published_group: usize,
+    block_tokens: usize,
+    max_model_len: usize,
+    requests: BTreeMap<Ticket, LiveRequest>,
+    deliveries: Vec<Delivery>,
+    steps: u64,
+    rates: RateMeter,
+    bookings: Bookings,
+    ledger: Ledger,
+}
+
+/// An event on its way out.
+#[derive(Debug)]
+pub(super) struct Delivery {
+    pub(super) ticket: Ticket,
+    pub(super) to: EventSender,
+    pub(super) event: Result<EngineEvent, Refusal>,
+    pub(super) is_last: bool,
+}
+
+impl EngineCore {
+    pub(super) fn new(config: &EngineConfig) -> Self {
+        let scheduler = config.scheduler();
+        Self {
+            published_group: scheduler.kv.published_group(),
+            scheduler: Scheduler::new(scheduler),
+            block_tokens: config.block_tokens,
+            max_model_len: config.max_model_len,
+            requests: BTreeMap::new(),
+            deliveries: Vec::new(),
+            steps: 0,
+            rates: RateMeter::default(),
+            bookings: Bookings::default(),
+            ledger: Ledger::default(),
+        }
+    }
+
+    /// Takes in a request that is within `RequestLimits`.
+    pub(super) fn accept(
+        &mut self,
+        ticket: Ticket,
+        request: EngineRequest,
+        events: EventSender,
+        now: Duration,
+    ) {
+        if let Some((router, booking)) = &request.booking {
+            self.bookings.note(router, *booking);
+        }
+        let output_max = (request.max_tokens as usize).min(self.max_model_len - request.prompt.len());
+        let Opened { mut live, sequences } = live::open(ticket, request, output_max, events, now);
+        if live.is_over() {
+            let event = live.event(Vec::new(), now, &mut self.ledger);
+            self.deliveries.push(Delivery { ticket, to: live.events, event: Ok(event), is_last: true });
+            return;
+        }
+        self.requests.insert(ticket, live);
+        sequences.into_iter().for_each(|sequence| self.scheduler.add(sequence));
+    }
+
+    /// Ends a request early, if it is not over.
+    pub(super) fn abort(&mut self, ticket: Ticket) {
+        let Some(mut live) = self.requests.remove(&ticket) else { return };
+        let (event, keys) = live.abort(&mut self.ledger);
+        keys.into_iter().for_each(|key| self.scheduler.abort(key));
+        self.deliveries.push(Delivery { ticket, to: live.events, event: Ok(event), is_last: true });
+    }
+
+    /// The next step to submit, if there is one.
+    pub(super) fn plan(&mut self, now: Duration) -> Option<StepPlan> {
+        let planned = self.scheduler.plan()?;
+        for started in &planned.started {
+            if let Some(live) = self.requests.get_mut(&Ticket(started.key.request)) {
+                live.start(started, self.block_tokens, now, &mut self.ledger);
+            }
+        }
+        Some(planned.plan)
+    }
+
+    /// The oldest submitted step's output, to be told to those whom it concerns.
+    pub(super) fn complete(&mut self, output: StepOutput, now: Duration) -> Result<(), StepMismatch> {
+        let completed = self.scheduler.complete(output)?;
+        self.steps += 1;
+        self.rates.record(completed.prefill_tokens, completed.decode_rows, completed.seconds);
+        let mut deltas: BTreeMap<Ticket, Vec<ChoiceDelta>> = BTreeMap::new();
+        for update in completed.updates {
+            let ticket = Ticket(update.key.request);
+            let Some(live) = self.requests.get_mut(&ticket) else { continue };
+            deltas.entry(ticket).or_default().extend(live.delta(update, now, &mut self.ledger));
+        }
+        deltas.into_iter().for_each(|(ticket, deltas)| self.deliver(ticket, deltas, now));
+        Ok(())
+    }
+
+    /// Ends every request with an error; whatever it had streamed stays valid.
+    pub(super) fn fail(&mut self, refusal: &Refusal) {
+        for (ticket, live) in std::mem::take(&mut self.requests) {
+            self.deliveries.push(Delivery {
+                ticket,
+                to: live.events,
+                event: Err(refusal.clone()),
+                is_last: true,
+            });
+        }
+        self.scheduler.forget_prefixes();
+    }
+
+    /// Events since the last call.
+    pub(super) fn take_deliveries(&mut self) -> Vec<Delivery> {
+        std::mem::take(&mut self.deliveries)
+    }
+
+    /// Changes of the published blocks since the last call.
+    pub(super) fn take_kv_events(&mut self) -> Vec<BlockEvent> {
+        self.scheduler.take_kv_events()
+    }
+
+    /// Samples since the last call.
+    pub(super) fn hand_over_observations(&mut self, to: &parking_lot::Mutex<Observations>) {
+        if !self.ledger.has_no_samples() {
+            self.ledger.hand_over(&mut to.lock());
+        }
+    }
+
+    /// Sequences in the queue.
+    pub(super) fn waiting(&self) -> usize {
+        self.scheduler.load().waiting
+    }
+
+    pub(super) fn snapshot(&self, draining: bool) -> LoadSnapshot {
+        let load = self.scheduler.load();
+        let usage = self.scheduler.usage(self.published_group);
+        LoadSnapshot {
+            draining,
+            running: load.running as u32,
+            waiting: load.waiting as u32,
+            prefill_tokens_ahead: load.prefill_tokens_ahead as u64,
+            running_context_tokens: load.running_context_tokens as u64,
+            kv: KvUsage { total: usage.total as u64, free: usage.free as u64, cached: usage.cached as u64 },
+            steps: self.steps,
+            rates: self.rates.rates(),
+            booked: self.bookings.highest(),
+            counters: Counters {
+                preemptions: self.scheduler.preemptions(),
+                invariant_violations: self.scheduler.violations(),
+                ..self.ledger.counters
+            },
+        }
+    }
+
+    fn deliver(&mut self, ticket: Ticket, deltas: Vec<ChoiceDelta>, now: Duration) {
+        let Some(live) = self.requests.get_mut(&ticket) else { return };
+        let event = live.event(deltas, now, &mut self.ledger);
+        let (to, is_last) = (live.events.clone(), live.is_over());
+        if is_last {
+            self.requests.remove(&ticket);
+        }
+        self.deliveries.push(Delivery { ticket, to, event: Ok(event), is_last });
+    }
+}

@@ -1,0 +1,153 @@
+//! The engine's own thread: take mail, submit up to two steps, collect one, tell.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::core::{Delivery, EngineCore};
+use super::handle::Refusal;
+use super::inbox::{Inbox, PANICKED, Submission};
+use super::load::{LoadSnapshot, Observations};
+use crate::backend::BackendError;
+use crate::kv::KvEventSink;
+use crate::plan::StepId;
+use crate::runner::{Runner, STEPS_IN_FLIGHT_MAX};
+use crate::scheduler::StepMismatch;
+
+/// Everything that lives on the thread.
+pub(super) struct EngineThread {
+    pub(super) core: EngineCore,
+    pub(super) runner: Box<dyn Runner>,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) kv_events: Option<Box<dyn KvEventSink>>,
+    pub(super) load: watch::Sender<LoadSnapshot>,
+    pub(super) observations: Arc<Mutex<Observations>>,
+    pub(super) started: Instant,
+    pub(super) in_flight: VecDeque<StepId>,
+    pub(super) draining: bool,
+}
+
+/// What ends an engine before its time.
+#[derive(Debug, thiserror::Error)]
+enum EngineFault {
+    #[error(transparent)]
+    Runner(#[from] BackendError),
+    #[error(transparent)]
+    Mismatch(#[from] StepMismatch),
+}
+
+/// Reason of an end that was asked for.
+const SHUT_DOWN: &str = "shut down";
+
+impl EngineThread {
+    /// Until shutdown or a fault. Whatever was streamed until then can be resumed elsewhere.
+    pub(super) fn run(mut self) {
+        let guard = EndGuard(self.inbox.clone());
+        let reason: Arc<str> = match self.serve() {
+            Ok(()) => SHUT_DOWN.into(),
+            Err(fault) => {
+                tracing::error!(error = %fault, "engine ended");
+                fault.to_string().into()
+            }
+        };
+        self.end(&reason);
+        drop(guard);
+    }
+
+    fn serve(&mut self) -> Result<(), EngineFault> {
+        let mut idle = true;
+        loop {
+            let mail = self.inbox.take(idle);
+            if mail.stopping {
+                return self.settle();
+            }
+            self.draining = mail.draining;
+            self.receive(mail.submitted);
+            mail.aborted.into_iter().for_each(|ticket| self.core.abort(ticket));
+            self.submit_steps()?;
+            idle = self.in_flight.is_empty();
+            // Before the wait for the device, which may be long: load and aborts are news already.
+            self.tell();
+            self.collect_step()?;
+            self.tell();
+        }
+    }
+
+    fn receive(&mut self, submitted: Vec<Submission>) {
+        for Submission { ticket, request, arrived, events } in submitted {
+            let arrived = arrived.saturating_duration_since(self.started);
+            self.core.accept(ticket, request, events, arrived);
+        }
+    }
+
+    fn submit_steps(&mut self) -> Result<(), EngineFault> {
+        while self.in_flight.len() < STEPS_IN_FLIGHT_MAX {
+            let Some(plan) = self.core.plan(self.now()) else { break };
+            self.in_flight.push_back(self.runner.submit(plan)?);
+        }
+        Ok(())
+    }
+
+    fn collect_step(&mut self) -> Result<(), EngineFault> {
+        if let Some(step) = self.in_flight.pop_front() {
+            let output = self.runner.collect(step)?;
+            self.core.complete(output, self.now())?;
+        }
+        Ok(())
+    }
+
+    /// Hands out what is new; nothing here waits. Figures go first, so that whoever has read a stream's end finds it
+    /// counted.
+    fn tell(&mut self) {
+        self.inbox.set_queued(self.core.waiting());
+        self.core.hand_over_observations(&self.observations);
+        self.load.send_replace(self.core.snapshot(self.draining));
+        for event in self.core.take_kv_events() {
+            self.kv_events.iter_mut().for_each(|sink| sink.record(event.clone()));
+        }
+        for Delivery { ticket, to, event, is_last } in self.core.take_deliveries() {
+            if is_last {
+                self.inbox.retire(ticket);
+            }
+            // A stream that is gone has asked for an abort already.
+            let _ = to.send(event);
+        }
+    }
+
+    /// Waits for the device before its memory goes.
+    fn settle(&mut self) -> Result<(), EngineFault> {
+        while let Some(step) = self.in_flight.pop_front() {
+            self.runner.collect(step)?;
+        }
+        Ok(())
+    }
+
+    fn end(mut self, reason: &Arc<str>) {
+        let unavailable = Refusal::Unavailable { reason: reason.clone() };
+        for submission in self.inbox.end(reason) {
+            let _ = submission.events.send(Err(unavailable.clone()));
+        }
+        self.core.fail(&unavailable);
+        self.tell();
+        // Those who wait for the end watch the load's sender: the device goes first.
+        drop(self.runner);
+        drop(self.load);
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// Tells of a panic, so that nothing is queued for nobody. Streams notice by their senders being dropped.
+struct EndGuard(Arc<Inbox>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        self.0.end(PANICKED);
+    }
+}

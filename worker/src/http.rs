@@ -1,0 +1,106 @@
+//! Metrics and health of one worker, for people, Prometheus and Kubernetes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::EngineHandle;
+use crate::metrics::{CONTENT_TYPE, WorkerMetrics};
+
+/// The metrics address is taken, or not ours.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address} for metrics: {source}; choose another with --metrics")]
+pub struct HttpError {
+    address: SocketAddr,
+    source: std::io::Error,
+}
+
+/// An address that is ours, with nobody answering yet.
+pub(crate) struct HttpListener {
+    pub(crate) address: SocketAddr,
+    listener: TcpListener,
+}
+
+/// A server that answers.
+pub(crate) struct HttpServer {
+    pub(crate) address: SocketAddr,
+    task: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Clone)]
+struct Shared {
+    engine: EngineHandle,
+    metrics: Arc<WorkerMetrics>,
+}
+
+impl HttpListener {
+    /// Takes the address.
+    pub(crate) async fn bind(address: SocketAddr) -> Result<Self, HttpError> {
+        let failed = |source| HttpError { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        Ok(Self { address: listener.local_addr().map_err(failed)?, listener })
+    }
+
+    /// Serves until `stop`.
+    pub(crate) fn serve(
+        self,
+        engine: EngineHandle,
+        metrics: Arc<WorkerMetrics>,
+        stop: CancellationToken,
+    ) -> HttpServer {
+        let serving = axum::serve(self.listener, routes(engine, metrics))
+            .with_graceful_shutdown(stop.cancelled_owned());
+        let task = tokio::spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::error!(%error, "metrics server failed");
+            }
+        });
+        HttpServer { address: self.address, task }
+    }
+}
+
+impl HttpServer {
+    /// Waits for the end; call behind `stop`. A client that keeps its connection open does not hold this up.
+    pub(crate) async fn ended(mut self) {
+        let grace = std::time::Duration::from_secs(1);
+        if tokio::time::timeout(grace, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
+}
+
+fn routes(engine: EngineHandle, metrics: Arc<WorkerMetrics>) -> Router {
+    Router::new()
+        .route("/metrics", get(exposition))
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .with_state(Shared { engine, metrics })
+}
+
+async fn exposition(State(shared): State<Shared>) -> impl IntoResponse {
+    shared.metrics.observe(shared.engine.take_observations());
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], shared.metrics.render(&shared.engine.stats()))
+}
+
+/// Alive: the engine runs. A restart is the cure where it does not.
+async fn health(State(shared): State<Shared>) -> (StatusCode, String) {
+    match shared.engine.failure() {
+        None => (StatusCode::OK, "ok\n".to_owned()),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("the engine has ended: {reason}\n")),
+    }
+}
+
+/// Takes new work.
+async fn ready(State(shared): State<Shared>) -> (StatusCode, String) {
+    if shared.engine.failure().is_none() && shared.engine.stats().draining {
+        return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
+    }
+    health(State(shared)).await
+}

@@ -1,0 +1,133 @@
+//! What comes back from a step: tokens accepted, ends found, blocks told and freed.
+
+use super::rows::RowRecord;
+use super::sequence::{Leaving, Running};
+use super::{Scheduler, SequenceKey};
+use crate::plan::{Logprobs, RowOutput, StepOutput};
+
+/// Why a choice ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// Its last token is one of `SamplingParams::end_ids`.
+    Stop,
+    /// max_tokens, or the context's end.
+    Length,
+    /// Aborted.
+    Abort,
+}
+
+/// What one step brought.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completed {
+    /// Per sequence with something new.
+    pub updates: Vec<Update>,
+    /// Prompt tokens, or tokens computed again, in the step.
+    pub prefill_tokens: usize,
+    /// Sequences that decoded.
+    pub decode_rows: usize,
+    /// Time that the step took.
+    pub seconds: f64,
+}
+
+/// Something new about a sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Update {
+    /// Which.
+    pub key: SequenceKey,
+    /// New tokens.
+    pub tokens: Vec<Logprobs>,
+    /// It has ended.
+    pub finish: Option<FinishReason>,
+    /// All of the prompt's, when the last of them came with this step.
+    pub prompt_logprobs: Option<Vec<Logprobs>>,
+}
+
+/// The runner did not answer what it was asked: its state cannot be trusted any more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("step {step} does not answer its plan: {reason}")]
+pub struct StepMismatch {
+    /// Number of the step.
+    pub step: u64,
+    /// What differs.
+    pub reason: String,
+}
+
+impl Scheduler {
+    /// Takes in the oldest planned step's output.
+    pub fn complete(&mut self, output: StepOutput) -> Result<Completed, StepMismatch> {
+        let mismatch = |step, reason: String| StepMismatch { step, reason };
+        let step = self.in_flight.pop_front().ok_or_else(|| mismatch(0, "none is in flight".into()))?;
+        if step.rows.len() != output.rows.len() {
+            let reason = format!("{} rows were planned, {} came back", step.rows.len(), output.rows.len());
+            return Err(mismatch(step.number, reason));
+        }
+        let mut updates = Vec::new();
+        for (record, row) in step.rows.iter().zip(output.rows) {
+            record.check(&row).map_err(|reason| mismatch(step.number, reason))?;
+            updates.extend(self.collect_row(record, row, step.number));
+        }
+        self.kv.step_completed(step.number);
+        self.check_invariants();
+        let (prefill_tokens, decode_rows) = (step.prefill_tokens, step.decode_rows);
+        Ok(Completed { updates, prefill_tokens, decode_rows, seconds: output.seconds })
+    }
+
+    fn collect_row(&mut self, record: &RowRecord, row: RowOutput, step: u64) -> Option<Update> {
+        let running = self.running.get_mut(&record.key)?;
+        running.rows_in_flight -= 1;
+        running.samples_in_flight -= usize::from(record.samples);
+        let update = if running.leaving == Some(Leaving::Over) { None } else { running.accept(row) };
+        if update.as_ref().is_some_and(|u| u.finish.is_some()) {
+            running.leaving = Some(Leaving::Over);
+        }
+        // A row in flight may be writing the block's last token.
+        let written_by = if running.rows_in_flight > 0 { self.last_step } else { step };
+        self.remember_blocks(record.key, written_by);
+        self.retire_if_done(record.key);
+        update
+    }
+}
+
+impl RowRecord {
+    fn check(&self, row: &RowOutput) -> Result<(), String> {
+        if row.sampled.len() != usize::from(self.samples) {
+            return Err(format!(
+                "{} tokens were sampled in a row that asks for {}",
+                row.sampled.len(),
+                self.samples as u8
+            ));
+        }
+        if row.prompt.len() != self.targets {
+            return Err(format!("{} prompt logprobs came for {} targets", row.prompt.len(), self.targets));
+        }
+        Ok(())
+    }
+}
+
+impl Running {
+    fn accept(&mut self, row: RowOutput) -> Option<Update> {
+        let sequence = &mut self.sequence;
+        if let Some(logprobs) = &mut sequence.prompt_logprobs {
+            logprobs.got.extend(row.prompt);
+        }
+        let prompt_logprobs = sequence.take_prompt_logprobs();
+        let stopped = row.sampled.iter().any(|sampled| self.takes_as_end(sampled.token));
+        let sequence = &mut self.sequence;
+        sequence.tokens.extend(row.sampled.iter().map(|sampled| sampled.token));
+        let is_full = sequence.output_len() >= sequence.output_max && !sequence.wants_prompt_logprobs();
+        let finish = match (stopped, is_full) {
+            (true, _) => Some(FinishReason::Stop),
+            (false, true) => Some(FinishReason::Length),
+            (false, false) => None,
+        };
+        let is_news = finish.is_some() || prompt_logprobs.is_some() || !row.sampled.is_empty();
+        is_news.then_some(Update { key: sequence.key, tokens: row.sampled, finish, prompt_logprobs })
+    }
+
+    /// The next output token ends the sequence. Before min_tokens the sampler masks these ids.
+    fn takes_as_end(&self, token: u32) -> bool {
+        let sampling = &self.sequence.sampling;
+        self.sequence.output_len() >= sampling.min_tokens as usize
+            && sampling.end_ids.binary_search(&token).is_ok()
+    }
+}

@@ -1,0 +1,128 @@
+//! The gRPC surface of one replica.
+
+mod generate;
+mod load;
+mod parse;
+#[cfg(test)]
+mod parse_tests;
+mod server;
+mod wire;
+
+use std::pin::Pin;
+
+use bytes::Bytes;
+use futures::Stream;
+use thalweg_proto::ids::AttemptId;
+use thalweg_proto::v1;
+use thalweg_proto::v1::worker_server::Worker;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+pub use parse::{CHOICES_MAX, LOGPROBS_MAX, RequestError, ServedModel, parse};
+pub use server::GrpcError;
+pub(crate) use server::{GrpcListener, GrpcServer};
+pub(crate) use wire::{Identity, rates};
+
+use crate::engine::EngineHandle;
+use crate::metrics::{EventCounters, Outcome};
+use generate::{GenerateStream, StreamedRequest};
+
+/// Bytes of one FetchTokenizer message.
+pub const TOKENIZER_CHUNK_BYTES: usize = 1 << 20;
+
+/// Answers what routers ask; holds no state of its own beside the engine's.
+#[derive(Clone)]
+pub(crate) struct WorkerService {
+    pub(crate) engine: EngineHandle,
+    pub(crate) model: ServedModel,
+    pub(crate) description: v1::DescribeResponse,
+    /// JSON of the model's `TokenizerBundle`.
+    pub(crate) tokenizer: Bytes,
+    pub(crate) identity: Identity,
+    pub(crate) counters: EventCounters,
+    /// Ends streams that have no end of their own.
+    pub(crate) closing: CancellationToken,
+}
+
+type Reply<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Worker for WorkerService {
+    type GenerateStream = GenerateStream;
+    type WatchLoadStream = Reply<v1::LoadReport>;
+    type FetchTokenizerStream = Reply<v1::FetchTokenizerResponse>;
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<GenerateStream>, Status> {
+        let request = request.into_inner();
+        let id = request.request_id.clone();
+        match self.start(request) {
+            Ok(stream) => Ok(Response::new(stream)),
+            Err(status) => {
+                self.counters.ended(Outcome::Rejected);
+                tracing::debug!(request_id = id, reason = status.message(), "request refused");
+                Err(status)
+            }
+        }
+    }
+
+    async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
+        let request = request.into_inner();
+        self.engine.abort(&request.request_id, AttemptId(request.attempt_id));
+        Ok(Response::new(v1::AbortResponse {}))
+    }
+
+    async fn watch_load(
+        &self,
+        request: Request<v1::WatchLoadRequest>,
+    ) -> Result<Response<Self::WatchLoadStream>, Status> {
+        tracing::debug!(router_id = request.get_ref().router_id, "a router watches");
+        let reports = load::reports(self.engine.load(), self.identity.clone(), self.closing.clone());
+        Ok(Response::new(Box::pin(reports)))
+    }
+
+    async fn describe(
+        &self,
+        _request: Request<v1::DescribeRequest>,
+    ) -> Result<Response<v1::DescribeResponse>, Status> {
+        Ok(Response::new(self.description.clone()))
+    }
+
+    async fn fetch_tokenizer(
+        &self,
+        request: Request<v1::FetchTokenizerRequest>,
+    ) -> Result<Response<Self::FetchTokenizerStream>, Status> {
+        self.model.check_name(&request.get_ref().model)?;
+        let bytes = self.tokenizer.clone();
+        let chunks = (0..bytes.len()).step_by(TOKENIZER_CHUNK_BYTES).map(move |start| {
+            let end = bytes.len().min(start + TOKENIZER_CHUNK_BYTES);
+            Ok(v1::FetchTokenizerResponse { chunk: bytes.slice(start..end) })
+        });
+        Ok(Response::new(Box::pin(futures::stream::iter(chunks))))
+    }
+
+    async fn drain(
+        &self,
+        _request: Request<v1::DrainRequest>,
+    ) -> Result<Response<v1::DrainResponse>, Status> {
+        tracing::info!("drain asked for");
+        self.engine.drain();
+        let load = self.engine.stats();
+        Ok(Response::new(v1::DrainResponse { running: load.running + load.waiting }))
+    }
+}
+
+impl WorkerService {
+    fn start(&self, request: v1::GenerateRequest) -> Result<GenerateStream, Status> {
+        let request = parse(request, &self.model)?;
+        let streamed = StreamedRequest {
+            attempt_id: request.attempt.0,
+            first_token: request.prompt[0],
+            open: request.choices.iter().filter(|c| !c.finished).count(),
+        };
+        let events = self.engine.generate(request).map_err(|refusal| wire::status(&refusal))?;
+        Ok(GenerateStream::new(events, &streamed, self.counters.clone()))
+    }
+}

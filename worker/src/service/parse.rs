@@ -1,0 +1,269 @@
+//! From the wire to an [`EngineRequest`]: every bound is checked here, once, and nowhere behind.
+
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+use thalweg_proto::block_hash::HashRoot;
+use thalweg_proto::code::ErrorCode;
+use thalweg_proto::ids::AttemptId;
+use thalweg_proto::v1;
+
+use crate::engine::{ChoiceState, EngineRequest};
+use crate::sampling::SamplingParams;
+
+/// Choices of one request at most.
+pub const CHOICES_MAX: usize = 128;
+
+/// Alternatives beside a token at most, in `logprobs` and `prompt_logprobs`.
+pub const LOGPROBS_MAX: u32 = 20;
+
+/// Below this a temperature overflows logits where it should pick the best: taken for 0.
+const TEMPERATURE_MIN: f32 = 1e-5;
+
+/// What requests are held against.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServedModel {
+    /// Names that requests may use.
+    pub names: Vec<String>,
+    /// Of the weights and all else that changes KV values.
+    pub fingerprint: bytes::Bytes,
+    /// Ids from here on do not exist.
+    pub vocab_size: usize,
+    /// Prompt and output of one sequence, in tokens.
+    pub max_model_len: u32,
+    /// The model's own end of sequence ids.
+    pub eos_ids: Vec<u32>,
+}
+
+/// A request that is not served as it stands. The message starts with the field.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RequestError {
+    /// A field is out of bounds.
+    #[error("{field} {problem}")]
+    Field {
+        /// Path of the field in the message.
+        field: String,
+        /// What is wrong with it, and what would be right.
+        problem: String,
+    },
+    /// The prompt leaves no room for output.
+    #[error(
+        "prompt_ids has {tokens} tokens with its output, but the context is {limit} tokens, new output included"
+    )]
+    Context {
+        /// Prompt and output so far.
+        tokens: usize,
+        /// Context of this worker.
+        limit: u32,
+    },
+    /// No such model.
+    #[error("model {name:?} is not served here, but {served}")]
+    Model {
+        /// As asked for.
+        name: String,
+        /// What is.
+        served: String,
+    },
+    /// No such adapter.
+    #[error("adapter {name:?} is not loaded; this worker has none")]
+    Adapter {
+        /// As asked for.
+        name: String,
+    },
+    /// The router hashed the prompt for other weights.
+    #[error("fingerprint is of other weights than this worker's; describe it again")]
+    Fingerprint,
+}
+
+impl RequestError {
+    /// What it means to a caller.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Field { .. } => ErrorCode::InvalidRequest,
+            Self::Context { .. } => ErrorCode::ContextLengthExceeded,
+            Self::Model { .. } | Self::Adapter { .. } => ErrorCode::ModelNotFound,
+            Self::Fingerprint => ErrorCode::FingerprintMismatch,
+        }
+    }
+}
+
+impl From<RequestError> for tonic::Status {
+    fn from(error: RequestError) -> Self {
+        error.code().status(error.to_string())
+    }
+}
+
+/// Parses a request, or says what is wrong with it.
+pub fn parse(request: v1::GenerateRequest, model: &ServedModel) -> Result<EngineRequest, RequestError> {
+    check_target(&request, model)?;
+    check_ids("prompt_ids", &request.prompt_ids, model)?;
+    ensure(!request.prompt_ids.is_empty(), "prompt_ids", "is empty; at least one token is needed")?;
+    check_context(request.prompt_ids.len(), model)?;
+    let wire = request.sampling.ok_or_else(|| field("sampling", "is missing"))?;
+    let max_tokens = wire.max_tokens;
+    ensure(max_tokens >= 1, "sampling.max_tokens", "is 0; at least 1 is needed")?;
+    ensure(wire.min_tokens <= max_tokens, "sampling.min_tokens", "is above max_tokens")?;
+    let prompt_logprobs = wire.prompt_logprobs;
+    check_top("sampling.prompt_logprobs", prompt_logprobs)?;
+    let choices = parse_choices(request.choices, request.prompt_ids.len(), max_tokens, model)?;
+    let scope = request.cache_scope.unwrap_or_default();
+    let root = HashRoot {
+        fingerprint: &model.fingerprint,
+        adapter: &request.adapter,
+        scope: &scope.scope,
+        salt: &scope.salt,
+    };
+    Ok(EngineRequest {
+        request_id: request.request_id,
+        attempt: AttemptId(request.attempt_id),
+        prompt: request.prompt_ids.into(),
+        sampling: Arc::new(parse_sampling(wire, model)?),
+        max_tokens,
+        prompt_logprobs,
+        choices,
+        root: root.hash(),
+        priority: request.priority,
+        booking: (!request.router_id.is_empty()).then_some((request.router_id, request.booking)),
+    })
+}
+
+impl ServedModel {
+    /// Whether this is a name of ours.
+    pub fn check_name(&self, name: &str) -> Result<(), RequestError> {
+        if self.names.iter().any(|n| n == name) {
+            return Ok(());
+        }
+        Err(RequestError::Model { name: name.to_owned(), served: self.names.join(", ") })
+    }
+}
+
+fn check_target(request: &v1::GenerateRequest, model: &ServedModel) -> Result<(), RequestError> {
+    model.check_name(&request.model)?;
+    if !request.adapter.is_empty() {
+        return Err(RequestError::Adapter { name: request.adapter.clone() });
+    }
+    if !request.fingerprint.is_empty() && request.fingerprint != model.fingerprint {
+        return Err(RequestError::Fingerprint);
+    }
+    Ok(())
+}
+
+fn parse_choices(
+    choices: Vec<v1::ChoiceState>,
+    prompt_tokens: usize,
+    max_tokens: u32,
+    model: &ServedModel,
+) -> Result<Vec<ChoiceState>, RequestError> {
+    ensure(!choices.is_empty(), "choices", "is empty; one per choice wanted is needed")?;
+    ensure(choices.len() <= CHOICES_MAX, "choices", &format!("has over {CHOICES_MAX} entries"))?;
+    ensure(choices.iter().any(|c| !c.finished), "choices", "are all finished; there is nothing to do")?;
+    let mut seen = HashSet::new();
+    let mut parsed = Vec::with_capacity(choices.len());
+    for (i, choice) in choices.into_iter().enumerate() {
+        let name = format!("choices[{i}]");
+        if !seen.insert(choice.index) {
+            return Err(field(format!("{name}.index"), format!("is {} a second time", choice.index)));
+        }
+        check_ids(&format!("{name}.output_ids"), &choice.output_ids, model)?;
+        if !choice.finished {
+            let tokens = prompt_tokens + choice.output_ids.len();
+            if tokens > model.max_model_len as usize {
+                return Err(RequestError::Context { tokens, limit: model.max_model_len });
+            }
+            if choice.output_ids.len() >= max_tokens as usize {
+                return Err(field(format!("{name}.output_ids"), "has max_tokens already, so it is finished"));
+            }
+        }
+        parsed.push(ChoiceState {
+            index: choice.index,
+            output: choice.output_ids,
+            finished: choice.finished,
+        });
+    }
+    Ok(parsed)
+}
+
+fn parse_sampling(wire: v1::SamplingParams, model: &ServedModel) -> Result<SamplingParams, RequestError> {
+    check_number("temperature", wire.temperature, wire.temperature >= 0.0, "at least 0")?;
+    check_number("top_p", wire.top_p, wire.top_p > 0.0 && wire.top_p <= 1.0, "above 0 and at most 1")?;
+    check_number("min_p", wire.min_p, (0.0..=1.0).contains(&wire.min_p), "from 0 to 1")?;
+    let (presence, frequency) = (wire.presence_penalty, wire.frequency_penalty);
+    check_number("presence_penalty", presence, (-2.0..=2.0).contains(&presence), "from -2 to 2")?;
+    check_number("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "from -2 to 2")?;
+    check_number("repetition_penalty", wire.repetition_penalty, wire.repetition_penalty > 0.0, "above 0")?;
+    check_top("sampling.logprobs", wire.logprobs)?;
+    check_ids("sampling.stop_token_ids", &wire.stop_token_ids, model)?;
+    Ok(SamplingParams {
+        temperature: if wire.temperature < TEMPERATURE_MIN { 0.0 } else { wire.temperature },
+        top_k: wire.top_k,
+        top_p: wire.top_p,
+        min_p: wire.min_p,
+        presence_penalty: presence,
+        frequency_penalty: frequency,
+        repetition_penalty: wire.repetition_penalty,
+        seed: wire.seed,
+        min_tokens: wire.min_tokens,
+        end_ids: end_ids(&wire, model),
+        logprobs: wire.logprobs,
+        logit_bias: parse_bias(wire.logit_bias, model)?,
+    })
+}
+
+fn end_ids(wire: &v1::SamplingParams, model: &ServedModel) -> Vec<u32> {
+    let own: &[u32] = if wire.ignore_eos { &[] } else { &model.eos_ids };
+    let mut ids = [own, &wire.stop_token_ids].concat();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+fn parse_bias(
+    bias: impl IntoIterator<Item = (u32, f32)>,
+    model: &ServedModel,
+) -> Result<Vec<(u32, f32)>, RequestError> {
+    let mut bias: Vec<(u32, f32)> = bias.into_iter().collect();
+    bias.sort_unstable_by_key(|(id, _)| *id);
+    for &(id, value) in &bias {
+        let name = format!("logit_bias[{id}]");
+        ensure((id as usize) < model.vocab_size, &format!("sampling.{name}"), &out_of_vocabulary(model))?;
+        check_number(&name, value, (-100.0..=100.0).contains(&value), "from -100 to 100")?;
+    }
+    Ok(bias)
+}
+
+fn check_ids(name: &str, ids: &[u32], model: &ServedModel) -> Result<(), RequestError> {
+    match ids.iter().position(|id| *id as usize >= model.vocab_size) {
+        None => Ok(()),
+        Some(at) => {
+            Err(field(format!("{name}[{at}]"), format!("is {}, {}", ids[at], out_of_vocabulary(model))))
+        }
+    }
+}
+
+fn out_of_vocabulary(model: &ServedModel) -> String {
+    format!("out of the vocabulary of {} tokens", model.vocab_size)
+}
+
+fn check_context(tokens: usize, model: &ServedModel) -> Result<(), RequestError> {
+    if tokens >= model.max_model_len as usize {
+        return Err(RequestError::Context { tokens, limit: model.max_model_len });
+    }
+    Ok(())
+}
+
+fn check_number(name: &str, value: f32, within: bool, bounds: &str) -> Result<(), RequestError> {
+    ensure(value.is_finite() && within, &format!("sampling.{name}"), &format!("is {value}, must be {bounds}"))
+}
+
+fn check_top(name: &str, top: Option<u32>) -> Result<(), RequestError> {
+    let top = top.unwrap_or_default();
+    ensure(top <= LOGPROBS_MAX, name, &format!("is {top}, must be at most {LOGPROBS_MAX}"))
+}
+
+fn ensure(holds: bool, name: &str, problem: &str) -> Result<(), RequestError> {
+    if holds { Ok(()) } else { Err(field(name, problem)) }
+}
+
+fn field(field: impl Into<String>, problem: impl Into<String>) -> RequestError {
+    RequestError::Field { field: field.into(), problem: problem.into() }
+}

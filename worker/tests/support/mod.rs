@@ -1,0 +1,146 @@
+//! A model on the CPU backend, driven step by step as the engine does.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+use thalweg_model::checkpoint::Checkpoint;
+use thalweg_worker::backend::cpu::linear::Compute;
+use thalweg_worker::backend::cpu::{CpuBackend, CpuBackendConfig, CpuModel, KvDtype};
+use thalweg_worker::plan::{
+    BlockId, BlockTable, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepPlan, Want,
+};
+use thalweg_worker::runner::{ModelRunner, Runner};
+use thalweg_worker::sampling::SamplingParams;
+
+/// A folder of the workspace.
+pub(crate) fn workspace(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// Path of a downloaded model.
+pub(crate) fn test_model(file: &str) -> PathBuf {
+    existing("THALWEG_TEST_MODELS", ".cache/models", file)
+}
+
+/// Folder of a small seeded checkpoint.
+pub(crate) fn tiny_model(family: &str) -> PathBuf {
+    existing("THALWEG_TINY_MODELS", ".cache/tiny", family)
+}
+
+fn existing(variable: &str, default: &str, name: &str) -> PathBuf {
+    let path = std::env::var_os(variable).map_or_else(|| workspace(default), PathBuf::from).join(name);
+    assert!(path.exists(), "{} is missing: run make test-models", path.display());
+    path
+}
+
+/// Token ids of a JSON array.
+pub(crate) fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().expect("ids").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
+}
+
+/// Loads a checkpoint.
+pub(crate) fn load(path: &Path, compute: Compute) -> Arc<CpuModel> {
+    let checkpoint = Checkpoint::open(path).expect("a readable checkpoint");
+    CpuModel::load(&checkpoint, 2, compute).expect("a model that fits")
+}
+
+/// Blocks of each slot: slot i has those from i * this on.
+pub(crate) const SLOT_BLOCKS: usize = 64;
+const STEP_TOKENS: usize = 512;
+
+/// A backend behind its runner.
+pub(crate) struct Device {
+    runner: ModelRunner,
+}
+
+impl Device {
+    pub(crate) fn new(model: Arc<CpuModel>, threads: usize, kv_dtype: KvDtype, slots: usize) -> Self {
+        let config = CpuBackendConfig {
+            threads,
+            kv_blocks: [slots * SLOT_BLOCKS; 2],
+            kv_dtype,
+            max_slots: slots,
+            max_tokens_per_step: STEP_TOKENS,
+        };
+        let device = CpuBackend::new(model, config).expect("memory for the backend");
+        Self { runner: ModelRunner::start(device).expect("a thread") }
+    }
+
+    /// Runs one step.
+    pub(crate) fn step(&mut self, slots: Vec<SlotInit>, rows: Vec<Row>) -> Vec<RowOutput> {
+        let step = self.runner.submit(StepPlan { slots, rows }).expect("a plan in order");
+        self.runner.collect(step).expect("a step that succeeds").rows
+    }
+}
+
+/// A row of the sequence in a slot.
+pub(crate) fn row(slot: usize, input: RowInput, context: usize, want: Want) -> Row {
+    // Physical blocks run backwards, so that nothing hangs on their order.
+    let blocks = (0..SLOT_BLOCKS).rev().map(|block| BlockId((slot * SLOT_BLOCKS + block) as u32)).collect();
+    let table = BlockTable { first: 0, blocks };
+    Row { slot: SlotId(slot as u32), input, context: context as u32, tables: [table.clone(), table], want }
+}
+
+/// Greedy, nothing else.
+pub(crate) fn greedy() -> SamplingParams {
+    SamplingParams {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+        seed: 0,
+        min_tokens: 0,
+        end_ids: Vec::new(),
+        logprobs: None,
+        logit_bias: Vec::new(),
+    }
+}
+
+/// A slot for a new sequence.
+pub(crate) fn slot(slot: usize, sampling: SamplingParams) -> SlotInit {
+    let (prompt, output) = (Arc::from([]), Vec::new());
+    SlotInit { slot: SlotId(slot as u32), sampling: Arc::new(sampling), choice: 0, prompt, output }
+}
+
+/// One sequence on a device of its own.
+pub(crate) struct Sequence {
+    device: Device,
+    context: usize,
+}
+
+impl Sequence {
+    /// Loads the model.
+    pub(crate) fn open(path: &Path, compute: Compute, kv_dtype: KvDtype) -> Self {
+        Self { device: Device::new(load(path, compute), 2, kv_dtype, 1), context: 0 }
+    }
+
+    /// Begins anew.
+    pub(crate) fn clear(&mut self) {
+        self.context = 0;
+    }
+
+    /// Takes tokens in without looking at logits.
+    pub(crate) fn feed(&mut self, tokens: &[u32]) {
+        for part in tokens.chunks(STEP_TOKENS) {
+            self.step(part, Want::Nothing);
+        }
+    }
+
+    /// Takes tokens in; logprobs of the token after each, `next` being the last one's, with `top` alternatives.
+    pub(crate) fn score(&mut self, tokens: &[u32], next: u32, top: u32) -> Vec<Logprobs> {
+        self.step(tokens, Want::PromptLogprobs { top, next: Some(next), output_index: None })
+    }
+
+    fn step(&mut self, tokens: &[u32], want: Want) -> Vec<Logprobs> {
+        let slots = if self.context == 0 { vec![slot(0, greedy())] } else { Vec::new() };
+        let row = row(0, RowInput::Tokens(tokens.to_vec()), self.context, want);
+        self.context += tokens.len();
+        self.device.step(slots, vec![row]).into_iter().flat_map(|row| row.prompt).collect()
+    }
+}
