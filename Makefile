@@ -5,6 +5,11 @@ HTTP    ?= 127.0.0.1:8080
 WORKERS ?= 2
 FLAGS   ?=
 
+SEEDS   ?= $(shell seq 1 20)
+
+SHELL       := bash
+.SHELLFLAGS := -o pipefail -c
+
 CARGO   ?= cargo
 PYTHON  ?= python3
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
@@ -42,10 +47,13 @@ test-rust: test-models ## Unit and integration tests
 
 test-sdk: test-models $(VENV)/ready ## The openai Python SDK against a cluster on this machine
 	$(CARGO) test --workspace --locked --no-run
-	$(VENV)/bin/python -m pytest -q tests/sdk --binary $(TARGET)/debug/thalweg --model $(SMOLLM2)
+	$(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/sdk --binary $(TARGET)/debug/thalweg --model $(SMOLLM2)
 
-test-long: test-models ## Tests that are too long for every change; the last output is in docs/test-long.txt
-	$(CARGO) test --workspace --release --locked --features long-tests -- long_ --nocapture 2>&1 | tee docs/test-long.txt
+test-long: test-models ## Randomised tests over SEEDS (1 to 20); the last output is in docs/test-long.txt
+	: > docs/test-long.txt
+	for seed in $(SEEDS); do \
+	  THALWEG_TEST_SEED=$$seed $(CARGO) test --workspace --locked --test 'e2e_*' --test faults -- --nocapture 2>&1 \
+	    | tee -a docs/test-long.txt || exit 1; done
 
 bench: release test-models ## Engine speed on both models, as JSON lines
 	for model in $(SMOLLM2) $(GEMMA); do for batch in 1 8; do \

@@ -12,7 +12,7 @@ const BINARY: &str = env!("CARGO_BIN_EXE_thalweg");
 /// A file of this test process alone.
 fn scratch(name: &str, content: &[u8]) -> PathBuf {
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
-    std::fs::write(&file, content).unwrap();
+    std::fs::write(&file, content).expect("a writable folder");
     file
 }
 
@@ -29,7 +29,7 @@ fn thalweg(args: &[&str]) -> Command {
 }
 
 fn worker(model: &Path, args: &[&str]) -> Command {
-    let model = model.to_str().unwrap();
+    let model = model.to_str().expect("a path in UTF-8");
     let mut command = thalweg(&["worker", "--model", model]);
     command.args(["--kv-cache-memory-bytes", "64MiB"]).args(args);
     let has = |flag: &str| args.iter().any(|a| a.starts_with(flag));
@@ -40,8 +40,8 @@ fn worker(model: &Path, args: &[&str]) -> Command {
 }
 
 fn refused(mut command: Command, code: i32, says: &[&str]) {
-    let Output { status, stderr, .. } = command.output().unwrap();
-    let stderr = String::from_utf8(stderr).unwrap();
+    let Output { status, stderr, .. } = command.output().expect("a binary");
+    let stderr = String::from_utf8(stderr).expect("text");
     assert_eq!(status.code(), Some(code), "{command:?}: {stderr}");
     for part in says {
         assert!(stderr.contains(part), "{command:?} does not say {part:?}: {stderr}");

@@ -47,9 +47,13 @@ impl HashRoot<'_> {
     pub fn hash(&self) -> BlockHash {
         let mut hasher = blake3::Hasher::new();
         let version = HASH_VERSION.to_le_bytes();
-        for field in
-            [&version[..], self.fingerprint, self.adapter.as_bytes(), self.scope.as_bytes(), self.salt.as_bytes()]
-        {
+        for field in [
+            &version[..],
+            self.fingerprint,
+            self.adapter.as_bytes(),
+            self.scope.as_bytes(),
+            self.salt.as_bytes(),
+        ] {
             hasher.update(&(field.len() as u64).to_le_bytes());
             hasher.update(field);
         }

@@ -79,7 +79,9 @@ impl ErrorCode {
     /// A gRPC status that carries this code in its metadata, beside the coarser gRPC code.
     pub fn status(self, message: impl Into<String>) -> tonic::Status {
         let mut status = tonic::Status::new(self.grpc(), message);
-        status.metadata_mut().insert(METADATA_KEY, tonic::metadata::MetadataValue::from_static(self.as_str()));
+        status
+            .metadata_mut()
+            .insert(METADATA_KEY, tonic::metadata::MetadataValue::from_static(self.as_str()));
         status
     }
 
@@ -113,7 +115,9 @@ impl ErrorCode {
             Self::DeadlineExceeded => ("deadline_exceeded", S::GATEWAY_TIMEOUT, G::DeadlineExceeded),
             Self::Unavailable => ("unavailable", S::SERVICE_UNAVAILABLE, G::Unavailable),
             Self::Draining => ("draining", S::SERVICE_UNAVAILABLE, G::Unavailable),
-            Self::FingerprintMismatch => ("fingerprint_mismatch", S::SERVICE_UNAVAILABLE, G::FailedPrecondition),
+            Self::FingerprintMismatch => {
+                ("fingerprint_mismatch", S::SERVICE_UNAVAILABLE, G::FailedPrecondition)
+            }
             Self::Cancelled => ("cancelled", CLIENT_CLOSED_REQUEST, G::Cancelled),
             Self::WorkerCrashed => ("worker_crashed", S::INTERNAL_SERVER_ERROR, G::Aborted),
             Self::Internal => ("internal_error", S::INTERNAL_SERVER_ERROR, G::Internal),

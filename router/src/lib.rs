@@ -3,34 +3,49 @@
 
 /// Assembly: start, readiness, drain.
 pub mod router;
+
 /// The one struct of settings.
 pub mod config;
+
 /// The HTTP surface: parses requests, tokenises, and writes replies.
 pub mod api;
+
 /// Bodies to requests that are known to be right.
 pub mod request;
+
 /// Prompts to token ids that fit the context.
 pub mod tokenize;
+
 /// Served models by name.
 pub mod models;
+
 /// Who may go now, who waits and who is refused.
 pub mod admission;
+
 /// One admitted request: hash, match, pick, book, generate.
 pub mod dispatch;
+
 /// Which worker: pure selection.
 pub mod policy;
+
 /// What is known of each worker, and the connection that tells it.
 pub mod workers;
+
 /// From a worker's tokens to text, stops and logprobs.
 pub(crate) mod output;
+
 /// Streams of server-sent events.
 pub(crate) mod sse;
+
 /// Token counts and the record of each request.
 pub mod usage;
+
 /// A served model for unit tests.
 #[cfg(test)]
 pub(crate) mod test_support;
+
 /// Why a request was not served.
 pub mod error;
+
 /// What this router counts.
 pub mod metrics;

@@ -59,7 +59,9 @@ impl Outcome {
 /// The record of one generation request, written exactly once: when it is dropped, whatever led there.
 pub(crate) struct UsageRecord {
     metrics: Arc<ApiMetrics>,
+    /// The client's name of the request, and ours.
     request_id: String,
+    reply_id: String,
     model: String,
     endpoint: Endpoint,
     worker: Option<String>,
@@ -75,6 +77,7 @@ impl UsageRecord {
         Self {
             metrics,
             request_id,
+            reply_id: String::new(),
             model: String::new(),
             endpoint,
             worker: None,
@@ -85,8 +88,10 @@ impl UsageRecord {
         }
     }
 
-    pub(crate) fn model(&mut self, name: &str) {
-        self.model = name.to_owned();
+    /// The request is sound: `model` is to answer it as `reply_id`.
+    pub(crate) fn accepted(&mut self, model: &str, reply_id: &str) {
+        self.model = model.to_owned();
+        self.reply_id = reply_id.to_owned();
     }
 
     pub(crate) fn worker(&mut self, name: &str) {
@@ -121,6 +126,7 @@ impl Drop for UsageRecord {
         tracing::debug!(
             target: "thalweg::usage",
             request_id = self.request_id,
+            reply_id = self.reply_id,
             model = self.model,
             endpoint = ?self.endpoint,
             worker = self.worker,

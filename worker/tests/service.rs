@@ -9,15 +9,18 @@ use clap::Parser;
 use futures::StreamExt;
 use thalweg_cache_index::{CacheIndex, MemoryIndex};
 use thalweg_model::tokenizer::TokenizerBundle;
+use thalweg_proto::block_hash::{HashRoot, full_blocks};
 use thalweg_proto::code::ErrorCode;
-use thalweg_proto::ids::WorkerId;
+use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_client::WorkerClient;
 use thalweg_worker::config::WorkerConfig;
 use thalweg_worker::worker::{RunningWorker, SharedModel, Worker, WorkerAddress};
+use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 #[derive(Parser)]
 struct Flags {
@@ -31,8 +34,8 @@ fn model() -> Arc<SharedModel> {
         let file = test_model("SmolLM2-135M-Instruct.Q4_1.gguf");
         let flags =
             "test --model m --served-model-name tiny --kv-cache-memory-bytes 64MiB --max-model-len 1024";
-        let flags = Flags::try_parse_from(flags.split(' ')).unwrap();
-        SharedModel::load(&file, &flags.config, 1).unwrap()
+        let flags = Flags::try_parse_from(flags.split(' ')).expect("known flags");
+        SharedModel::load(&file, &flags.config, 1).expect("a sound model")
     };
     MODEL.get_or_init(load).clone()
 }
@@ -54,9 +57,10 @@ async fn start() -> Fixture {
     let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let address = WorkerAddress { id: WorkerId::new("w"), grpc: free, metrics: free };
     let index = Arc::new(MemoryIndex::new());
-    let model = tokio::task::spawn_blocking(model).await.unwrap();
-    let worker = Worker::start(address, &model, index.clone()).await.unwrap();
-    let client = WorkerClient::connect(format!("http://{}", worker.grpc_address())).await.unwrap();
+    let model = tokio::task::spawn_blocking(model).await.expect("no panic");
+    let worker = Worker::start(address, &model, index.clone()).await.expect("a worker");
+    let client =
+        WorkerClient::connect(format!("http://{}", worker.grpc_address())).await.expect("a connection");
     Fixture { worker, client, index }
 }
 
@@ -109,9 +113,9 @@ async fn load_until(
     holds: impl Fn(&v1::LoadReport) -> bool,
 ) -> v1::LoadReport {
     let watch = v1::WatchLoadRequest { router_id: "test".to_owned() };
-    let mut reports = client.watch_load(watch).await.unwrap().into_inner();
+    let mut reports = client.watch_load(watch).await.expect("a stream").into_inner();
     loop {
-        let report = reports.message().await.unwrap().expect("the worker lives");
+        let report = reports.message().await.expect("no error").expect("the worker lives");
         if holds(&report) {
             return report;
         }
@@ -166,7 +170,12 @@ async fn tokens_stream_and_prefixes_are_reused_and_published() {
         load_until(&mut client, |load| load.running == 0 && load.booked.contains_key("router-a")).await;
     assert_eq!(load.booked["router-a"], 41);
     assert_eq!(load.kv_blocks_free + load.kv_blocks_cached, load.kv_blocks_total);
-    drop(index.replica());
+    let about = client.describe(v1::DescribeRequest {}).await.unwrap().into_inner();
+    let root = HashRoot { fingerprint: &about.fingerprint, adapter: "", scope: "", salt: "" }.hash();
+    let keys: Vec<u64> = full_blocks(root, &prompt, 16).iter().map(|hash| hash.index_key()).collect();
+    let replica = index.replica();
+    let holder = replica.enroll(&WorkerId::new("w"), WorkerEpoch(about.epoch)).unwrap();
+    load_until(&mut client, |_| replica.lookup(&keys, Instant::now()).blocks(holder) == 3).await;
     worker.shutdown(Duration::ZERO).await;
 }
 
@@ -252,10 +261,8 @@ async fn dropped_and_aborted_streams_free_their_blocks() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draining_worker_finishes_what_runs_and_refuses_the_rest() {
     let Fixture { worker, mut client, .. } = start().await;
-    let mut health =
-        tonic_health::pb::health_client::HealthClient::connect(format!("http://{}", worker.grpc_address()))
-            .await
-            .unwrap();
+    let endpoint = Channel::from_shared(format!("http://{}", worker.grpc_address())).unwrap();
+    let mut health = HealthClient::new(endpoint.connect().await.unwrap());
     let mut serving = async || {
         let service = tonic_health::pb::HealthCheckRequest { service: "thalweg.v1.Worker".to_owned() };
         health.check(service).await.unwrap().into_inner().status()

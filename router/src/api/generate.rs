@@ -40,9 +40,9 @@ async fn generate(api: Arc<Api>, endpoint: Endpoint, request: Request) -> Result
             return Err(error.into());
         }
     };
-    record.model(&valid.model().name);
-    let head = reply_head(endpoint, valid.model(), valid.reply().stream);
     let is_stream = valid.reply().stream;
+    let head = reply_head(endpoint, valid.model(), is_stream);
+    record.accepted(&valid.model().name, &head.id);
     let session = Session::new(&api, valid, &prompts, head, &traceparent, record);
     if is_stream { stream::respond(&api, session).await } else { whole::respond(&api, session).await }
 }

@@ -11,7 +11,7 @@ mod models;
 mod pool;
 mod script;
 mod session;
-pub mod stall_guard;
+pub(crate) mod stall_guard;
 mod stream;
 mod tokens;
 mod whole;

@@ -15,14 +15,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// A listener whose connections are guarded.
-pub struct GuardedListener {
+pub(crate) struct GuardedListener {
     inner: TcpListener,
     stall_timeout: Duration,
 }
 
 impl GuardedListener {
     /// Guards the connections of `inner`.
-    pub fn new(inner: TcpListener, stall_timeout: Duration) -> Self {
+    pub(crate) fn new(inner: TcpListener, stall_timeout: Duration) -> Self {
         Self { inner, stall_timeout }
     }
 }
@@ -46,7 +46,7 @@ impl Listener for GuardedListener {
 }
 
 /// A stream whose writes fail with `TimedOut` once one has made no progress for `timeout`.
-pub struct StallGuard<S> {
+pub(crate) struct StallGuard<S> {
     inner: S,
     timeout: Duration,
     /// Running while a write waits.

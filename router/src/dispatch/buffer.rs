@@ -4,13 +4,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::generation::GenerationEvent;
 use crate::error::RouterError;
@@ -89,7 +90,8 @@ impl BufferPool {
         let victim =
             buffers.values().filter_map(|s| Some((stalled_since(&s)?, s))).min_by_key(|(since, _)| *since);
         if let Some((_, victim)) = victim {
-            let freed = victim.cut();
+            let freed = victim
+                .cut("the client read too slowly and the router's buffer is full; the request was ended");
             self.bytes.fetch_sub(freed, Ordering::Relaxed);
         }
     }
@@ -104,6 +106,10 @@ impl Buffer {
             if state.end.is_some() {
                 return;
             }
+            if state.bytes == 0 {
+                // What is unread now was not there before.
+                state.last_read = Instant::now();
+            }
             state.events.push_back((bytes, event));
             state.bytes += bytes;
         }
@@ -117,6 +123,25 @@ impl Buffer {
     pub(super) fn end(&self, end: Result<(), RouterError>) {
         self.shared.state.lock().end.get_or_insert(end);
         self.shared.arrived.notify_one();
+    }
+
+    /// Waits until the client has read nothing for so long although something was there, and cuts it off.
+    pub(super) async fn stalled(&self, timeout: Duration) {
+        loop {
+            let unread_since = self.unread_since();
+            let deadline = unread_since.unwrap_or_else(Instant::now) + timeout;
+            if unread_since.is_some() && deadline <= Instant::now() {
+                let freed = self.shared.cut("the client read nothing for too long; the request was ended");
+                self.pool.bytes.fetch_sub(freed, Ordering::Relaxed);
+                return;
+            }
+            sleep_until(deadline).await;
+        }
+    }
+
+    fn unread_since(&self) -> Option<Instant> {
+        let state = self.shared.state.lock();
+        (state.bytes > 0).then_some(state.last_read)
     }
 
     /// Waits until this buffer was cut off to make room for others.
@@ -149,10 +174,9 @@ impl Buffer {
 
 impl Shared {
     /// Bytes freed.
-    fn cut(&self) -> usize {
+    fn cut(&self, message: &str) -> usize {
         let mut state = self.state.lock();
         state.events.clear();
-        let message = "the client read too slowly and the router's buffer is full; the request was ended";
         state.end = Some(Err(RouterError::new(ErrorCode::Cancelled, message)));
         self.arrived.notify_one();
         self.cut.notify_one();
@@ -187,8 +211,6 @@ fn event_bytes(event: &GenerationEvent) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn tokens(count: u32) -> GenerationEvent {
@@ -210,6 +232,24 @@ mod tests {
         assert_eq!(buffer.next().await.unwrap().unwrap(), tokens(2));
         assert_eq!(buffer.next().await.unwrap().unwrap_err().message, "x");
         assert!(buffer.next().await.is_none() && buffer.next().await.is_none());
+        assert_eq!(pool.bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_nothing_is_cut_off_and_one_that_waits_is_not() {
+        const STALL: Duration = Duration::from_secs(30);
+        let pool = BufferPool::new(1 << 20);
+        let [waits, sleeps] = [pool.open(), pool.open()];
+        tokio::time::advance(10 * STALL).await;
+        waits.push(tokens(1));
+        waits.next().await.unwrap().unwrap();
+        sleeps.push(tokens(1));
+        let begin = Instant::now();
+        tokio::select! {
+            () = sleeps.stalled(STALL) => assert_eq!(begin.elapsed(), STALL),
+            () = waits.stalled(STALL) => panic!("nothing was there to be read"),
+        }
+        assert_eq!(sleeps.next().await.unwrap().unwrap_err().code, ErrorCode::Cancelled);
         assert_eq!(pool.bytes(), 0);
     }
 

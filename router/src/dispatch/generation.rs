@@ -66,6 +66,7 @@ async fn drain(dispatcher: Arc<Dispatcher>, mut streaming: Streaming, buffer: Ar
     let end = tokio::select! {
         end = to_the_end(&mut streaming, &buffer) => end,
         () = buffer.cut_off() => return,
+        () = buffer.stalled(dispatcher.client_stall_timeout) => return,
         () = dispatcher.stop.cancelled() => Err(Broken::Refused(super::stopping())),
     };
     let Streaming { placed, mut source, progress, .. } = streaming;

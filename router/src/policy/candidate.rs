@@ -28,7 +28,7 @@ pub struct Candidate {
     pub running: u32,
     /// Sequences that wait or were booked.
     pub waiting: u32,
-    /// Sequences that it had on average over the last seconds.
+    /// Most sequences that it had lately, fading; never less than it has now.
     pub recent_sequences: f64,
     /// Sequences that it runs at once at most.
     pub max_num_seqs: u32,

@@ -1,9 +1,10 @@
 //! Predicted seconds of a request on a worker: the one formula.
 //!
-//! While a request decodes, the sequences that it met leave one by one and others take their places. So its steps are
-//! reckoned for the mean of what the worker has now and what it had lately, and its prefill delays the ones as well as
-//! the others. Reckoning with the present alone chases every fluctuation: conversations leave their prefix for a worker
-//! that is less busy for a moment, and their recomputed prompts slow down everybody who comes after.
+//! While a request decodes, the sequences that it met leave one by one and others take their places, as many as an average
+//! worker has. So its steps are reckoned for the mean of both. Its prefill delays those that are there and those that
+//! come before the delay is worked off: twice as many as the worker had lately. Reckoning with the present alone chases
+//! every fluctuation: conversations leave their prefix for a worker that is less busy for a moment, and their recomputed
+//! prompts slow down everybody who comes after.
 
 use super::{Ask, Candidate};
 
@@ -32,12 +33,15 @@ impl Cost {
     }
 }
 
-/// The prediction for one worker.
-pub(super) fn predict(ask: &Ask, worker: &Candidate) -> Cost {
+/// Sequences that a worker has on average, as far as they run at once.
+pub(super) fn mean_batch(workers: &[Candidate]) -> f64 {
+    workers.iter().map(present).sum::<f64>() / workers.len().max(1) as f64
+}
+
+/// The prediction for one worker of a fleet with this mean batch.
+pub(super) fn predict(ask: &Ask, worker: &Candidate, mean_batch: f64) -> Cost {
     let speed = &worker.speed;
-    let slots = f64::from(worker.max_num_seqs);
-    let (present, usual) = (f64::from(worker.sequences()).min(slots), worker.recent_sequences.min(slots));
-    let batch = (present + usual) / 2.0;
+    let batch = (present(worker) + mean_batch) / 2.0;
     let with_us = batch + f64::from(ask.choices);
     // The last prompt token is always computed.
     let uncached = f64::from(ask.prompt_tokens.saturating_sub(worker.cached_tokens).max(1));
@@ -49,8 +53,12 @@ pub(super) fn predict(ask: &Ask, worker: &Candidate) -> Cost {
     // Of a running sequence on average half of the output is still to come.
     let step_increase = (speed.step_seconds(with_us) - speed.step_seconds(batch)).max(0.0);
     let slower_steps = batch * ask.expected_output / 2.0 * step_increase;
-    let interference = (present + usual) * prefill;
+    let interference = 2.0 * worker.recent_sequences * prefill;
     Cost { wait, prefill, decode, harm: ask.harm_weight * (slower_steps + interference) }
+}
+
+fn present(worker: &Candidate) -> f64 {
+    f64::from(worker.sequences().min(worker.max_num_seqs))
 }
 
 /// Slots come free as running sequences end, each having half of its expected output to go on average.

@@ -55,14 +55,17 @@ pub fn pick(
     if candidates.is_empty() {
         return None;
     }
+    let mean = cost::mean_batch(candidates);
     let index = match policy {
-        Policy::Cost => least(candidates, rng, |c| cost::predict(ask, c).total()),
-        Policy::LeastQueue => least(candidates, rng, |c| cost::predict(ask, &c.without_cache()).total()),
+        Policy::Cost => least(candidates, rng, |c| cost::predict(ask, c, mean).total()),
+        Policy::LeastQueue => {
+            least(candidates, rng, |c| cost::predict(ask, &c.without_cache(), mean).total())
+        }
         Policy::RoundRobin => (turn % candidates.len() as u64) as usize,
         Policy::PowerOfTwo => power_of_two(candidates, rng),
         Policy::PrefixHash => prefix_hash::pick(ask, candidates),
     };
-    Some(Pick { index, cost: cost::predict(ask, &candidates[index]) })
+    Some(Pick { index, cost: cost::predict(ask, &candidates[index], mean) })
 }
 
 /// One of those within the tie band of the least, at random.

@@ -38,7 +38,7 @@ fn idle(name_hash: u64) -> Candidate {
     }
 }
 
-/// A worker that has had so many sequences for long.
+/// A worker with so many sequences, as lately.
 fn steady(running: u32, name_hash: u64) -> Candidate {
     Candidate { running, recent_sequences: running.into(), ..idle(name_hash) }
 }
@@ -50,7 +50,8 @@ fn near(got: f64, expected: f64, what: &str) {
 #[test]
 fn each_term_of_the_cost_is_the_formulas() {
     let check = |ask: &Ask, worker: Candidate, [wait, prefill, decode, harm]: [f64; 4]| {
-        let cost = cost::predict(ask, &worker);
+        let mean = cost::mean_batch(std::slice::from_ref(&worker));
+        let cost = cost::predict(ask, &worker, mean);
         near(cost.wait, wait, "wait");
         near(cost.prefill, prefill, "prefill");
         near(cost.decode, decode, "decode");
@@ -65,16 +66,17 @@ fn each_term_of_the_cost_is_the_formulas() {
     // seven after them.
     let seven = steady(7, 0);
     check(&ask(1_000), seven.clone(), [0.0, 0.5, 1.35, 7.0 * 50.0 * 0.0005 + 14.0 * 0.5]);
-    check(&Ask { harm_weight: 0.0, ..ask(1_000) }, seven.clone(), [0.0, 0.5, 1.35, 0.0]);
-    // Ten for a moment, four as a rule: the same.
-    let moment = Candidate { running: 10, recent_sequences: 4.0, ..idle(0) };
-    check(&ask(1_000), moment, [0.0, 0.5, 1.35, 7.0 * 50.0 * 0.0005 + 14.0 * 0.5]);
+    check(&Ask { harm_weight: 0.0, ..ask(1_000) }, seven, [0.0, 0.5, 1.35, 0.0]);
+    // Ten for a moment where four are the mean.
+    let ten = cost::predict(&ask(1_000), &steady(10, 0), 4.0);
+    near(ten.decode, 1.35, "decode");
+    near(ten.harm, 7.0 * 50.0 * 0.0005 + 20.0 * 0.5, "harm");
     // All 8 slots taken and one more waits: two must end, one each 100 * 13.5 ms / 8.
     let full = Candidate { running: 8, waiting: 1, max_num_seqs: 8, ..idle(0) };
-    near(cost::predict(&ask(16), &full).wait, 2.0 * 100.0 * 0.0135 / 8.0, "slot wait");
+    near(cost::predict(&ask(16), &full, 8.0).wait, 2.0 * 100.0 * 0.0135 / 8.0, "slot wait");
     // 63 blocks are needed, 3 are free, each of 2 running sequences will give back 30.
     let no_blocks = Candidate { running: 2, running_context_tokens: 960, kv_blocks_available: 3, ..idle(0) };
-    near(cost::predict(&ask(1_000), &no_blocks).wait, 2.0 * 100.0 * 0.0105 / 2.0, "block wait");
+    near(cost::predict(&ask(1_000), &no_blocks, 2.0).wait, 2.0 * 100.0 * 0.0105 / 2.0, "block wait");
 }
 
 #[test]
@@ -92,7 +94,7 @@ fn the_worker_that_ends_first_is_picked() {
     // A miss does not go to the worker that is overloaded, whatever lies in its cache.
     check(Policy::Cost, 1_000, &[steady(30, 1), idle(2)], 1);
     // A prefix is not left for a worker that is less busy for a moment, but a hot one is copied to an idle worker.
-    let [holder, other] = [(6, 1), (3, 2)].map(|(running, name)| Candidate { running, ..steady(4, name) });
+    let [holder, other] = [(6, 1), (3, 2)].map(|(running, name)| Candidate { running, ..steady(6, name) });
     let holds = |worker| Candidate { cached_tokens: 480, ..worker };
     check(Policy::Cost, 560, &[holds(holder), other], 0);
     check(Policy::Cost, 560, &[holds(steady(12, 1)), idle(2)], 1);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use thalweg_proto::v1;
 use tokio::time::Instant;
 
-/// Over about this time the number of sequences is averaged.
-const RECENT_SECONDS: f64 = 5.0;
+/// What a worker was given lately fades to a third in this time.
+const RECENT_SECONDS: f64 = 10.0;
 
 /// What a booking adds to a worker's load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,12 +29,11 @@ pub struct LoadBook {
     recent: RecentSequences,
 }
 
-/// Moving average of the number of sequences, by time.
+/// Most sequences lately, fading by time.
 #[derive(Debug, Default)]
 struct RecentSequences {
-    average: f64,
-    /// Since when it has been so many.
-    last: Option<(Instant, f64)>,
+    present: f64,
+    peak: Option<(Instant, f64)>,
 }
 
 /// The sums.
@@ -44,7 +43,7 @@ pub struct LoadView {
     pub running: u32,
     /// Sequences that wait there, or were booked since.
     pub waiting: u32,
-    /// Sequences that it had on average over the last seconds.
+    /// Most sequences that it had lately, fading; never less than it has now.
     pub recent_sequences: f64,
     /// Prompt tokens to compute.
     pub prefill_tokens_ahead: u64,
@@ -52,6 +51,12 @@ pub struct LoadView {
     pub running_context_tokens: u64,
     /// KV blocks that are free or could be.
     pub kv_blocks_available: u64,
+}
+
+impl LoadView {
+    fn sequences(&self) -> f64 {
+        f64::from(self.running) + f64::from(self.waiting)
+    }
 }
 
 impl LoadBook {
@@ -90,8 +95,7 @@ impl LoadBook {
     }
 
     fn changed(&mut self, now: Instant) {
-        let sums = self.sums();
-        self.recent.set(f64::from(sums.running) + f64::from(sums.waiting), now);
+        self.recent.set(self.sums().sequences(), now);
     }
 
     fn sums(&self) -> LoadView {
@@ -116,14 +120,14 @@ impl LoadBook {
 
 impl RecentSequences {
     fn at(&self, now: Instant) -> f64 {
-        let Some((since, sequences)) = self.last else { return self.average };
+        let Some((since, sequences)) = self.peak else { return self.present };
         let seconds = now.saturating_duration_since(since).as_secs_f64();
-        sequences + (self.average - sequences) * (-seconds / RECENT_SECONDS).exp()
+        self.present.max(sequences * (-seconds / RECENT_SECONDS).exp())
     }
 
     fn set(&mut self, sequences: f64, now: Instant) {
-        self.average = self.at(now);
-        self.last = Some((now, sequences));
+        self.peak = Some((now, self.at(now).max(sequences)));
+        self.present = sequences;
     }
 }
 
@@ -178,24 +182,28 @@ mod tests {
         assert_ne!(book.view(now), before);
         book.unbook(5, now);
         book.unbook(5, now);
-        assert_eq!((book.view(now), book.open_bookings()), (before, 0));
+        let after = LoadView { recent_sequences: before.recent_sequences, ..book.view(now) };
+        assert_eq!((after, book.open_bookings()), (before, 0));
     }
 
     #[test]
-    fn recent_sequences_follow_the_present_ones() {
+    fn what_a_worker_had_lately_fades() {
         let start = Instant::now();
         let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
         let mut book = LoadBook::default();
-        book.report(report(None), "me", at(0.0));
         let check = |book: &LoadBook, seconds, expected: f64| {
             let got = book.view(at(seconds)).recent_sequences;
             assert!((got - expected).abs() < 1e-6, "after {seconds} s: {got}");
         };
         check(&book, 0.0, 0.0);
-        check(&book, RECENT_SECONDS, 4.0 * (1.0 - (-1f64).exp()));
+        book.report(report(None), "me", at(0.0));
+        book.book(1, WEIGHT, at(1.0));
+        check(&book, 1.0, 6.0);
+        book.unbook(1, at(2.0));
+        check(&book, 2.0, 6.0);
+        check(&book, 3.0, 6.0 * (-0.1f64).exp());
         check(&book, 1_000.0, 4.0);
-        book.book(1, WEIGHT, at(1_000.0));
-        check(&book, 1_000.0, 4.0);
-        check(&book, 2_000.0, 6.0);
+        book.report(v1::LoadReport::default(), "me", at(1_000.0));
+        check(&book, 1_000.0 + RECENT_SECONDS, 4.0 * (-1f64).exp());
     }
 }

@@ -3,6 +3,10 @@
 
 use crate::plan::{BlockId, StepOutput, StepPlan};
 
+#[allow(
+    unsafe_code,
+    reason = "vector instructions, mapped memory, threads that write to their own parts of one buffer"
+)]
 pub mod cpu;
 
 /// A device with the model's weights, a KV cache and slots. A row's result never depends on the other rows of its step.

@@ -43,7 +43,7 @@ impl Buffers {
             activated: by_token(widths.mlp)?,
             last: Zeroed::new(rows.saturating_mul(widths.hidden), "activations")?,
             logits: Zeroed::new(rows.saturating_mul(model.vocab_size), "logits")?,
-            inputs: Activations::default(),
+            inputs: Activations::new(tokens, widths.hidden.max(widths.query).max(widths.mlp)),
             rope: [
                 RopeTable::new(model.rope, model.head_dim, tokens)?,
                 RopeTable::new(model.local_rope, model.head_dim, tokens)?,

@@ -2,6 +2,7 @@
 
 use thalweg_model::config::{LayerKind, ModelConfig};
 
+use super::attention;
 use super::kv_dtype::KvDtype;
 use crate::plan::KV_GROUPS;
 
@@ -54,12 +55,15 @@ pub fn logit_rows_per_pass(model: &ModelConfig) -> usize {
     (LOGIT_BYTES_MAX / (4 * model.vocab_size.max(1))).clamp(1, LOGIT_ROWS_MAX)
 }
 
-/// Bytes of activations and logits for the largest step. Pages that no step has needed yet are not resident.
+/// Bytes of activations, logits and attention's working memory for the largest step. Pages that no step has needed yet are not
+/// resident.
 pub fn scratch_bytes(model: &ModelConfig, config: &CpuBackendConfig) -> u64 {
     let widths = Widths::of(model);
     let per_token = 3 * widths.hidden + widths.qkv + widths.query + 3 * widths.mlp + 2 * model.head_dim;
+    let prepared = widths.hidden.max(widths.query).max(widths.mlp);
     let logits = logit_rows_per_pass(model) * (model.vocab_size + widths.hidden);
-    4 * (config.max_tokens_per_step as u64 * per_token as u64 + logits as u64)
+    let by_token = config.max_tokens_per_step as u64 * (per_token + 2 * prepared) as u64;
+    4 * (by_token + logits as u64) + attention::memory_bytes(config.threads, model.head_dim)
 }
 
 /// Widths of a token's activations.

@@ -30,7 +30,7 @@ pub(super) fn config(heads: usize, kv_heads: usize, head_dim: usize, window: Opt
         layers: vec![LayerKind::Full, if window.is_some() { LayerKind::Sliding } else { LayerKind::Full }],
         sliding_window: window,
         rope,
-        local_rope,
+        local_rope: rope,
     }
 }
 

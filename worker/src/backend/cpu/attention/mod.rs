@@ -83,6 +83,12 @@ impl Memory {
     }
 }
 
+/// Bytes of [`Memory`].
+pub(super) fn memory_bytes(threads: usize, head_dim: usize) -> u64 {
+    let partials = (JOBS_PER_THREAD + CHUNKS_PER_THREAD) * partial_floats(head_dim);
+    (4 * threads * (arena_floats(head_dim) + partials)) as u64
+}
+
 /// Attention of all rows of a step over one layer's cache.
 pub(super) fn attention(
     pool: &Pool,
@@ -99,7 +105,11 @@ pub(super) fn attention(
     let (qkv, stride, out_len) = (x.qkv, x.stride, x.out.len());
     let run = Run { shape, isa: pool.isa(), step, kv, jobs: &jobs, qkv, stride, out, out_len };
     let spread = jobs.len() < JOBS_PER_THREAD * pool.threads() && jobs.iter().any(|job| job.chunks > 1);
-    if spread && pool.threads() > 1 { run.spread(pool, memory) } else { run.whole(pool, memory) }
+    if spread && pool.threads() > 1 {
+        run.spread(pool, memory)
+    } else {
+        run.whole(pool, memory)
+    }
     memory.jobs = jobs;
 }
 

@@ -227,8 +227,7 @@ impl Lanes for Avx2 {
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn prefetch(at: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 
     #[inline]

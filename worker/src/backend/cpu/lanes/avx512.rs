@@ -173,8 +173,7 @@ impl Lanes for Avx512 {
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn prefetch(at: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 
     #[inline]

@@ -129,6 +129,17 @@ fn greedy_takes_the_lowest_of_equals() {
 }
 
 #[test]
+fn tiny_temperatures_are_greedy() {
+    let logits = [1.0, 2.5, 2.0, -3.0];
+    for temperature in [f32::MIN_POSITIVE, 1e-30, 1e-6, 1e-5, 1e-3, 0.01] {
+        for top_p in [1.0, 0.5] {
+            let sampling = SamplingParams { temperature, top_p, ..random(9) };
+            assert_eq!(Position::new(&logits, sampling).token(), 1, "temperature {temperature}");
+        }
+    }
+}
+
+#[test]
 fn numbers_that_are_none() {
     let nan = f32::NAN;
     let check = |logits: &[f32], expected| {
