@@ -72,9 +72,17 @@ fn address(place: &WorkerPlace) -> anyhow::Result<WorkerAddress> {
          --insecure if the network keeps strangers out, or bind to 127.0.0.1",
         place.grpc
     );
-    let id = place.worker_id.clone().unwrap_or_else(|| format!("{}-{}", host_name(), place.grpc.port()));
+    let id = place.worker_id.clone().unwrap_or_else(|| default_id(place.grpc.port()));
     ensure!(!id.is_empty(), "--worker-id: must not be empty");
     Ok(WorkerAddress { id: WorkerId::new(id), grpc: place.grpc, metrics: place.metrics })
+}
+
+/// A worker that lets the system choose its port cannot keep a name across restarts; its process tells it from others.
+fn default_id(port: u16) -> String {
+    match port {
+        0 => format!("{}-pid-{}", host_name(), std::process::id()),
+        port => format!("{}-{port}", host_name()),
+    }
 }
 
 fn host_name() -> String {

@@ -12,8 +12,8 @@ const CONVERSATIONS: usize = 20;
 const TURNS: usize = 5;
 const IN_FLIGHT: usize = 8;
 const BLOCK_TOKENS: u64 = 16;
-/// Words of a conversation's first message: long enough that computing it anew costs more than a short wait.
-const OPENING_WORDS: usize = 250;
+/// Short on purpose: the less there is to recompute, the more tempting is the other worker.
+const OPENING_WORDS: usize = 30;
 const QUESTION_WORDS: usize = 12;
 const WORDS: [&str; 12] = [
     "river", "stone", "bread", "clock", "bird", "bridge", "green", "quiet", "morning", "letter", "window",

@@ -85,7 +85,7 @@ pub struct WorkerPlace {
     #[arg(long, env = "THALWEG_METRICS", value_name = "ADDR", default_value = "127.0.0.1:9090")]
     pub metrics: SocketAddr,
 
-    /// Name of this worker, kept across restarts. Default: the host's name and the gRPC port
+    /// Name of this worker, kept across restarts. Default: the host's name and the gRPC port, or the process id where that is 0
     #[arg(long, env = "THALWEG_WORKER_ID", value_name = "NAME")]
     pub worker_id: Option<String>,
 

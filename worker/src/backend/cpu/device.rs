@@ -7,13 +7,13 @@ use thalweg_model::config::LayerKind;
 use super::attention::{self, Shape, attention};
 use super::buffers::Buffers;
 use super::config::{CpuBackendConfig, GROUP_KINDS, Widths, group_of, logit_rows_per_pass};
-use super::isa::Isa;
-use super::kv::{KvCache, KvWriter};
+use super::heads::Heads;
+use super::kv::KvCache;
 use super::linear::{Activations, PackedMatrix, matmul};
 use super::memory::OutOfMemory;
-use super::model::{CpuModel, Layer};
+use super::model::CpuModel;
 use super::pool::Pool;
-use super::rows::{add, add_rms_norm, gate, rms_norm, rms_norm_in_place, rotate, scale};
+use super::rows::{add, add_rms_norm, gate, rms_norm, scale};
 use super::sample::{Sampler, Yield};
 use super::slots::Slots;
 use super::step::{Limits, Step};
@@ -272,45 +272,6 @@ impl CpuBackend {
         each_row(&self.pool, &mut hidden[..count], width, &|token, row| {
             rms_norm(isa, &residual[token * width..][..width], weight, epsilon, row);
         });
-    }
-}
-
-/// What becomes of a token's projections before attention.
-struct Heads<'a> {
-    isa: Isa,
-    model: &'a CpuModel,
-    weights: &'a Layer,
-    widths: Widths,
-}
-
-impl Heads<'_> {
-    /// Biases, q/k norm, rope; in place.
-    fn finish(&self, row: &mut [f32], (cos, sin): (&[f32], &[f32])) {
-        if let Some(bias) = &self.weights.qkv_bias {
-            add(self.isa, bias, row);
-        }
-        let config = &self.model.config;
-        let (q, rest) = row.split_at_mut(self.widths.query);
-        let k = &mut rest[..self.widths.kv];
-        for (heads, norm) in [(q, &self.weights.q_norm), (k, &self.weights.k_norm)] {
-            for head in heads.chunks_exact_mut(config.head_dim) {
-                if let Some(norm) = norm {
-                    rms_norm_in_place(self.isa, head, norm, config.rms_norm_eps);
-                }
-                rotate(self.isa, head, cos, sin);
-            }
-        }
-    }
-
-    /// Keys and values into the cache.
-    ///
-    /// # Safety
-    /// Nobody else touches this token's place.
-    unsafe fn keep(&self, row: &[f32], step: &Step, token: usize, group: usize, writer: &KvWriter) {
-        let (block, place) = step.place(token, group);
-        let (keys, values) = row[self.widths.query..].split_at(self.widths.kv);
-        // SAFETY: the caller's promise.
-        unsafe { writer.write(block, place, keys, values) };
     }
 }
 

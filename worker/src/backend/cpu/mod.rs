@@ -13,6 +13,7 @@ mod buffers;
 mod config;
 mod device;
 mod float8;
+mod heads;
 pub mod isa;
 mod kv;
 mod kv_dtype;

@@ -12,6 +12,7 @@ use partial::partial_floats;
 use run::{Run, arena_floats};
 use tile::{CHUNK, TILE_QUERIES};
 
+mod block;
 mod partial;
 mod run;
 #[cfg(test)]
