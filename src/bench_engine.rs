@@ -114,20 +114,7 @@ async fn one_run(
 fn request(options: &Options, vocab: usize, number: u32) -> EngineRequest {
     let id =
         |i: u32| (1 + (i.wrapping_mul(7919).wrapping_add(number * 104_729)) as usize % (vocab - 1)) as u32;
-    let sampling = SamplingParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        seed: 0,
-        min_tokens: 0,
-        end_ids: Vec::new(),
-        logprobs: None,
-        logit_bias: Vec::new(),
-    };
+    let sampling = SamplingParams::greedy();
     EngineRequest {
         request_id: format!("bench-{number}"),
         attempt: AttemptId(0),

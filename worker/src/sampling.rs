@@ -28,3 +28,23 @@ pub struct SamplingParams {
     /// Added to logits, by id. Sorted by id.
     pub logit_bias: Vec<(u32, f32)>,
 }
+
+impl SamplingParams {
+    /// The likeliest token each time, until the request's limit: no end ids, no logprobs.
+    pub fn greedy() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            seed: 0,
+            min_tokens: 0,
+            end_ids: Vec::new(),
+            logprobs: None,
+            logit_bias: Vec::new(),
+        }
+    }
+}

@@ -9,7 +9,7 @@ use thalweg_worker::sampling::SamplingParams;
 
 mod support;
 
-use support::{Device, greedy, row, slot};
+use support::{Device, row, slot};
 
 /// Tokens drawn behind each prompt.
 const OUTPUTS: u32 = 12;
@@ -65,9 +65,14 @@ impl Run {
     /// Prompt logprobs and tokens of the sequence in the last slot; each mate runs its own prompt beside it, one token a step.
     fn outputs(&self, model: &Arc<CpuModel>, kv_dtype: KvDtype, prompt: &[u32]) -> RowOutput {
         let mut device = Device::new(model.clone(), self.threads, kv_dtype, self.mates + 1);
-        let sampling =
-            SamplingParams { temperature: 0.9, top_p: 0.95, seed: 7, logprobs: Some(3), ..greedy() };
-        let mut slots: Vec<_> = (0..self.mates).map(|mate| slot(mate, greedy())).collect();
+        let sampling = SamplingParams {
+            temperature: 0.9,
+            top_p: 0.95,
+            seed: 7,
+            logprobs: Some(3),
+            ..SamplingParams::greedy()
+        };
+        let mut slots: Vec<_> = (0..self.mates).map(|mate| slot(mate, SamplingParams::greedy())).collect();
         slots.push(slot(self.mates, sampling));
         let mates: Vec<_> = (0..self.mates).map(|mate| tokens(900, 2 + mate as u32, model)).collect();
         let mut collected = RowOutput::default();

@@ -38,7 +38,7 @@ pub(super) fn profile(runner: &mut dyn Runner, config: &EngineConfig) -> Result<
 fn prefill(prompt: &Arc<[u32]>, config: &EngineConfig) -> StepPlan {
     let init = SlotInit {
         slot: SlotId(0),
-        sampling: Arc::new(greedy()),
+        sampling: Arc::new(SamplingParams::greedy()),
         choice: 0,
         prompt: Arc::clone(prompt),
         output: Vec::new(),
@@ -70,21 +70,4 @@ fn tables(tokens: usize, config: &EngineConfig) -> [BlockTable; KV_GROUPS] {
         true => BlockTable { first: 0, blocks: (0..blocks).map(BlockId).collect() },
         false => BlockTable::default(),
     })
-}
-
-fn greedy() -> SamplingParams {
-    SamplingParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        seed: 0,
-        min_tokens: 0,
-        end_ids: Vec::new(),
-        logprobs: None,
-        logit_bias: Vec::new(),
-    }
 }

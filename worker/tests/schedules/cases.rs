@@ -10,7 +10,7 @@ use thalweg_worker::sampling::SamplingParams;
 use thalweg_worker::scheduler::{NewSequence, OVERTAKEN_MAX, SchedulerConfig, SequenceKey};
 
 use crate::hash_model::HashModel;
-use crate::workload::{Simulation, greedy, random_ids};
+use crate::workload::{Simulation, random_ids};
 
 /// Full attention, blocks of 16.
 fn config(blocks: usize, max_num_seqs: usize, max_num_batched_tokens: usize) -> SchedulerConfig {
@@ -34,7 +34,7 @@ fn sequence(request: u64, prompt: &[u32], output_max: usize) -> NewSequence {
         key: SequenceKey { priority: 0, request, choice: 0 },
         prompt: prompt.into(),
         output: Vec::new(),
-        sampling: Arc::new(SamplingParams { seed: request, ..greedy() }),
+        sampling: Arc::new(SamplingParams { seed: request, ..SamplingParams::greedy() }),
         output_max,
         root: BlockHash([0; 16]),
         prompt_logprobs: None,
@@ -157,8 +157,12 @@ fn repeated_prompts_hit_whole_blocks_and_compute_at_least_a_token() {
 fn the_next_turn_finds_prompt_and_answer() {
     let mut sim = simulation(config(64, 4, 64));
     let mut turn = ids(1, 30);
-    let answer = sim.runner.model.answer(&turn, &[], &greedy(), 0, 40).0;
-    let sampling = Arc::new(SamplingParams { end_ids: vec![answer[33].token], min_tokens: 33, ..greedy() });
+    let answer = sim.runner.model.answer(&turn, &[], &SamplingParams::greedy(), 0, 40).0;
+    let sampling = Arc::new(SamplingParams {
+        end_ids: vec![answer[33].token],
+        min_tokens: 33,
+        ..SamplingParams::greedy()
+    });
     sim.add(NewSequence { sampling, ..sequence(0, &turn, 40) });
     sim.finish();
     turn.extend(answer[..34].iter().map(|t| t.token));

@@ -18,7 +18,7 @@ use thalweg_worker::sampling::SamplingParams;
 use thalweg_worker::scheduler::{FinishReason, NewSequence, Scheduler, SchedulerConfig};
 
 use crate::properties::drive;
-use crate::workload::{Answer, Oracle, RequestSource, Simulation, greedy};
+use crate::workload::{Answer, Oracle, RequestSource, Simulation};
 
 /// A model and how it is computed.
 struct Subject {
@@ -79,8 +79,14 @@ fn alone(config: SchedulerConfig, runner: &mut impl Runner, new: &NewSequence) -
 /// Greedy, and with everything that a draw can depend on.
 fn samplings() -> Vec<SamplingParams> {
     let logprobs = Some(2);
-    let random =
-        SamplingParams { temperature: 0.9, top_p: 0.95, top_k: 40, min_p: 0.01, logprobs, ..greedy() };
+    let random = SamplingParams {
+        temperature: 0.9,
+        top_p: 0.95,
+        top_k: 40,
+        min_p: 0.01,
+        logprobs,
+        ..SamplingParams::greedy()
+    };
     let penalties = SamplingParams {
         presence_penalty: 0.3,
         frequency_penalty: 0.2,
@@ -88,7 +94,7 @@ fn samplings() -> Vec<SamplingParams> {
         logit_bias: vec![(5, 1.5), (7, -2.0)],
         ..random.clone()
     };
-    vec![SamplingParams { logprobs, ..greedy() }, random, penalties]
+    vec![SamplingParams { logprobs, ..SamplingParams::greedy() }, random, penalties]
 }
 
 fn check(subject: &Subject, max_model_len: usize, requests: usize, seeds: std::ops::Range<u64>) {

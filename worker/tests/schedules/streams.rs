@@ -18,7 +18,7 @@ use thalweg_worker::runner::Runner;
 use thalweg_worker::sampling::SamplingParams;
 
 use crate::hash_model::{HashModel, HashRunner, VOCAB};
-use crate::workload::{greedy, random_ids};
+use crate::workload::random_ids;
 
 const MODEL: HashModel = HashModel { seed: 5, has_group: [true, true], window: Some(24) };
 
@@ -54,7 +54,7 @@ fn request(number: u64, prompt_len: usize, max_tokens: u32) -> EngineRequest {
         request_id: format!("request {number}"),
         attempt: AttemptId(number),
         prompt: prompt.into(),
-        sampling: Arc::new(SamplingParams { seed: number, ..greedy() }),
+        sampling: Arc::new(SamplingParams { seed: number, ..SamplingParams::greedy() }),
         max_tokens,
         prompt_logprobs: None,
         choices: vec![ChoiceState::default()],

@@ -18,24 +18,6 @@ use thalweg_worker::scheduler::{
 
 use crate::hash_model::{HashModel, HashRunner, VOCAB};
 
-/// Greedy, without an end id.
-pub(crate) fn greedy() -> SamplingParams {
-    SamplingParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        seed: 0,
-        min_tokens: 0,
-        end_ids: Vec::new(),
-        logprobs: None,
-        logit_bias: Vec::new(),
-    }
-}
-
 /// Random token ids.
 pub(crate) fn random_ids(rng: &mut impl Rng, len: usize) -> Vec<u32> {
     (0..len).map(|_| rng.random_range(0..VOCAB)).collect()
@@ -96,7 +78,7 @@ pub(crate) struct RequestSource {
 impl RequestSource {
     pub(crate) fn new(rng: &mut StdRng, oracle: Oracle, max_model_len: usize) -> Self {
         let prefixes = (0..3).map(|_| random_ids(rng, max_model_len)).collect();
-        Self { oracle, samplings: vec![greedy()], prefixes, max_model_len, made: 0 }
+        Self { oracle, samplings: vec![SamplingParams::greedy()], prefixes, max_model_len, made: 0 }
     }
 
     /// One request as sequences, the leader first.

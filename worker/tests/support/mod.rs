@@ -84,24 +84,6 @@ pub(crate) fn row(slot: usize, input: RowInput, context: usize, want: Want) -> R
     Row { slot: SlotId(slot as u32), input, context: context as u32, tables: [table.clone(), table], want }
 }
 
-/// Greedy, nothing else.
-pub(crate) fn greedy() -> SamplingParams {
-    SamplingParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        seed: 0,
-        min_tokens: 0,
-        end_ids: Vec::new(),
-        logprobs: None,
-        logit_bias: Vec::new(),
-    }
-}
-
 /// A slot for a new sequence.
 pub(crate) fn slot(slot: usize, sampling: SamplingParams) -> SlotInit {
     let (prompt, output) = (Arc::from([]), Vec::new());
@@ -138,7 +120,7 @@ impl Sequence {
     }
 
     fn step(&mut self, tokens: &[u32], want: Want) -> Vec<Logprobs> {
-        let slots = if self.context == 0 { vec![slot(0, greedy())] } else { Vec::new() };
+        let slots = if self.context == 0 { vec![slot(0, SamplingParams::greedy())] } else { Vec::new() };
         let row = row(0, RowInput::Tokens(tokens.to_vec()), self.context, want);
         self.context += tokens.len();
         self.device.step(slots, vec![row]).into_iter().flat_map(|row| row.prompt).collect()

@@ -34,24 +34,6 @@ pub(super) fn config(heads: usize, kv_heads: usize, head_dim: usize, window: Opt
     }
 }
 
-/// Greedy, nothing else.
-pub(super) fn greedy() -> SamplingParams {
-    SamplingParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        seed: 0,
-        min_tokens: 0,
-        end_ids: Vec::new(),
-        logprobs: None,
-        logit_bias: Vec::new(),
-    }
-}
-
 /// A slot for a new sequence.
 pub(super) fn slot(slot: u32, sampling: SamplingParams) -> SlotInit {
     let (prompt, output) = (Arc::from([]), Vec::new());

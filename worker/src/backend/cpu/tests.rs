@@ -6,11 +6,12 @@ use std::sync::Arc;
 use thalweg_model::checkpoint::Checkpoint;
 
 use super::linear::Compute;
-use super::testing::{greedy, slot};
+use super::testing::slot;
 use super::*;
 use crate::backend::Backend;
 use crate::plan::{BlockId, BlockTable, Row, RowInput, SlotId, StepPlan, Want};
 use crate::runner::forward::forward;
+use crate::sampling::SamplingParams;
 
 fn model(family: &str) -> Arc<CpuModel> {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/tiny");
@@ -34,7 +35,7 @@ fn plan(tokens: &[u32], context: u32, first: u32, blocks: &[u32], want: Want) ->
     let sliding = BlockTable { first, blocks: blocks[first as usize..].to_vec() };
     let tables = [BlockTable { first: 0, blocks }, sliding];
     let input = RowInput::Tokens(tokens.to_vec());
-    let slots = if context == 0 { vec![slot(0, greedy())] } else { Vec::new() };
+    let slots = if context == 0 { vec![slot(0, SamplingParams::greedy())] } else { Vec::new() };
     StepPlan { slots, rows: vec![Row { slot: SlotId(0), input, context, tables, want }] }
 }
 

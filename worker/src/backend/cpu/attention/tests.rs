@@ -6,9 +6,10 @@ use super::super::kv::KvCache;
 use super::super::kv_dtype::KvDtype;
 use super::super::slots::Slots;
 use super::super::step::Limits;
-use super::super::testing::{config, greedy, numbers, slot};
+use super::super::testing::{config, numbers, slot};
 use super::*;
 use crate::plan::{BlockId, BlockTable, Row, RowInput, SlotId, StepPlan, Want};
+use crate::sampling::SamplingParams;
 
 /// A sequence: tokens in the cache before the step, and in it.
 type Lengths = (usize, usize);
@@ -126,7 +127,7 @@ fn load(case: &Case, lengths: &[Lengths]) -> Step {
     let mut slots = Slots::new(lengths.len());
     let mut plan = StepPlan::default();
     for (index, (context, len)) in lengths.iter().enumerate() {
-        slots.init(&slot(index as u32, greedy())).expect("a slot");
+        slots.init(&slot(index as u32, SamplingParams::greedy())).expect("a slot");
         let first = first_block(case, *context);
         let physical = (first..BLOCKS).map(|block| BlockId((block * lengths.len() + index) as u32)).collect();
         let table = BlockTable { first: first as u32, blocks: physical };

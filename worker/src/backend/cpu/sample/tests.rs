@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::slots::Slots;
-use super::super::testing::{greedy, numbers, slot};
+use super::super::testing::{numbers, slot};
 use super::*;
 use crate::plan::{SlotId, SlotInit};
 use crate::sampling::SamplingParams;
@@ -61,7 +61,7 @@ impl Position {
 }
 
 fn random(seed: u64) -> SamplingParams {
-    SamplingParams { temperature: 1.0, seed, ..greedy() }
+    SamplingParams { temperature: 1.0, seed, ..SamplingParams::greedy() }
 }
 
 /// e^(logit / temperature) for those of `kept` ids.
@@ -120,7 +120,9 @@ fn top_p_applies_to_what_top_k_left() {
 
 #[test]
 fn greedy_takes_the_lowest_of_equals() {
-    let check = |logits: &[f32], expected| assert_eq!(Position::new(logits, greedy()).token(), expected);
+    let check = |logits: &[f32], expected| {
+        assert_eq!(Position::new(logits, SamplingParams::greedy()).token(), expected)
+    };
     check(&[1.0, 3.0, 3.0], 1);
     check(&[0.0; 300], 0);
     let mut logits = vec![-1.0; 300];
@@ -143,7 +145,7 @@ fn tiny_temperatures_are_greedy() {
 fn numbers_that_are_none() {
     let nan = f32::NAN;
     let check = |logits: &[f32], expected| {
-        assert_eq!(Position::new(logits, greedy()).token(), expected, "{logits:?}");
+        assert_eq!(Position::new(logits, SamplingParams::greedy()).token(), expected, "{logits:?}");
         let drawn = Position::new(logits, SamplingParams { top_p: 0.9, ..random(1) }).token();
         assert!((drawn as usize) < logits.len());
     };
@@ -154,7 +156,7 @@ fn numbers_that_are_none() {
     let mut long = vec![nan; 100];
     long[50] = -3.0;
     check(&long, 50);
-    let logprobs = SamplingParams { logprobs: Some(2), ..greedy() };
+    let logprobs = SamplingParams { logprobs: Some(2), ..SamplingParams::greedy() };
     let result = Position::new(&[nan; 3], logprobs).sample(0);
     assert!(result.token == 0 && result.logprob.is_nan() && result.top.is_empty());
 }
@@ -165,13 +167,13 @@ fn bias_and_minimum_length() {
     let check = |sampling, index, expected| {
         assert_eq!(Position::new(&logits, sampling).sample(index).token, expected);
     };
-    check(SamplingParams { logit_bias: vec![(0, 5.0), (2, -1.5)], ..greedy() }, 0, 0);
-    let minimum = SamplingParams { min_tokens: 2, end_ids: vec![2], ..greedy() };
+    check(SamplingParams { logit_bias: vec![(0, 5.0), (2, -1.5)], ..SamplingParams::greedy() }, 0, 0);
+    let minimum = SamplingParams { min_tokens: 2, end_ids: vec![2], ..SamplingParams::greedy() };
     check(minimum.clone(), 0, 1);
     check(minimum.clone(), 1, 1);
     check(minimum.clone(), 2, 2);
     check(SamplingParams { logit_bias: vec![(2, 90.0)], ..minimum }, 0, 1);
-    check(SamplingParams { logit_bias: vec![(7, 90.0)], ..greedy() }, 0, 2);
+    check(SamplingParams { logit_bias: vec![(7, 90.0)], ..SamplingParams::greedy() }, 0, 2);
 }
 
 #[test]
@@ -181,24 +183,26 @@ fn penalties() {
         let position = Position { logits: logits.to_vec(), sampling, prompt, output };
         assert_eq!(position.token(), expected);
     };
-    let repetition = SamplingParams { repetition_penalty: 2.0, ..greedy() };
+    let repetition = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::greedy() };
     check(repetition.clone(), &[0], &[], &[3.0, 2.0], 1);
     check(repetition.clone(), &[], &[0], &[3.0, 2.0], 1);
     check(repetition, &[0], &[], &[-1.0, -1.5], 1);
-    let presence = SamplingParams { presence_penalty: 1.0, ..greedy() };
+    let presence = SamplingParams { presence_penalty: 1.0, ..SamplingParams::greedy() };
     check(presence.clone(), &[], &[0, 0], &[2.5, 2.0, 1.9], 1);
     check(presence.clone(), &[0], &[], &[2.5, 2.0, 1.9], 0);
     check(presence, &[], &[0, 0], &[3.5, 2.0, 1.9], 0);
-    let frequency = SamplingParams { frequency_penalty: 1.0, ..greedy() };
+    let frequency = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::greedy() };
     check(frequency, &[], &[0, 0], &[3.5, 2.0, 1.9], 1);
-    let rewarded = SamplingParams { presence_penalty: -1.0, ..greedy() };
+    let rewarded = SamplingParams { presence_penalty: -1.0, ..SamplingParams::greedy() };
     check(rewarded, &[], &[1], &[2.5, 2.0], 1);
 }
 
 #[test]
 fn a_drawn_token_counts_for_the_next() {
     let mut slots = Slots::new(1);
-    slots.init(&slot(0, SamplingParams { frequency_penalty: 1.0, ..greedy() })).expect("a slot");
+    slots
+        .init(&slot(0, SamplingParams { frequency_penalty: 1.0, ..SamplingParams::greedy() }))
+        .expect("a slot");
     let row = LogitRow { row: 0, token: 0, target: None, sample: Some(0) };
     let tokens: Vec<u32> = (0..5)
         .map(|_| {
@@ -210,7 +214,7 @@ fn a_drawn_token_counts_for_the_next() {
         })
         .collect();
     assert_eq!(tokens, [0, 1, 0, 1, 2]);
-    slots.init(&slot(0, greedy())).expect("a slot");
+    slots.init(&slot(0, SamplingParams::greedy())).expect("a slot");
     assert!(slots.last_sampled(SlotId(0)).is_err(), "a new sequence has sampled nothing");
 }
 
@@ -235,7 +239,7 @@ fn logprobs_are_of_the_raw_logits() {
 
 #[test]
 fn no_logprobs_unless_asked_for() {
-    let result = Position::new(&[0.0, 1.0], greedy()).sample(0);
+    let result = Position::new(&[0.0, 1.0], SamplingParams::greedy()).sample(0);
     assert!(result.logprob.is_nan() && result.rank == 0 && result.top.is_empty());
 }
 
