@@ -13,6 +13,9 @@ use crate::request::{Chat, MaxTokens, Prompt, ValidRequest};
 /// Text of more than so many bytes per token of context is tried by its head before it is tokenised whole.
 const HEAD_BYTES_PER_TOKEN: usize = 8;
 
+/// Bytes of text that are tokenised for their own sake, at /tokenize, where no context bounds them: some 0.3 s of work.
+const TOKENIZE_BYTES_MAX: usize = 1 << 20;
+
 /// Tokens that cutting a text could have added at the cut, generously.
 const HEAD_SLACK: usize = 64;
 
@@ -44,7 +47,8 @@ pub fn tokenize_request(request: &mut ValidRequest) -> Result<Vec<TokenizedPromp
     prompts.into_iter().map(fits).collect()
 }
 
-/// Ids of one prompt. With `limit`, text that is hopelessly over the context is refused by its head alone.
+/// Ids of one prompt. With `limit`, text that is hopelessly over the context is refused by its head alone; without, text
+/// that would keep others waiting.
 pub fn tokenize(
     prompt: &Prompt,
     model: &ModelEntry,
@@ -77,9 +81,7 @@ fn tokenize_chat(chat: &Chat, model: &ModelEntry, limit: Option<MaxTokens>) -> R
     let rendered = template
         .render(&input, &model.tokenizer)
         .map_err(|error| RouterError::field("messages", format!("the model's {error}")))?;
-    if limit.is_some() {
-        refuse_hopeless(&rendered.plain_text(), Specials::Plain, model, limit)?;
-    }
+    refuse_hopeless(&rendered.plain_text(), Specials::Plain, model, limit)?;
     Ok(model.tokenizer.encode_chat(&rendered))
 }
 
@@ -109,7 +111,10 @@ fn refuse_hopeless(
 ) -> Result<(), RouterError> {
     let context = model.max_model_len as usize;
     let head_bytes = context.saturating_mul(HEAD_BYTES_PER_TOKEN);
-    let Some(limit) = limit.filter(|_| text.len() > 2 * head_bytes) else { return Ok(()) };
+    let Some(limit) = limit else { return refuse_long(text) };
+    if text.len() <= 2 * head_bytes {
+        return Ok(());
+    }
     let mut end = head_bytes;
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -123,6 +128,17 @@ fn refuse_hopeless(
         MaxTokens::Default(_) => None,
     };
     Err(over_context(&format!("more than {least}"), max, context))
+}
+
+fn refuse_long(text: &str) -> Result<(), RouterError> {
+    if text.len() <= TOKENIZE_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "the text has {} bytes, but {TOKENIZE_BYTES_MAX} at most are tokenised at once; send it in parts",
+        text.len()
+    );
+    Err(RouterError::field("prompt", message))
 }
 
 fn over_context(prompt: &str, max_tokens: Option<u32>, context: usize) -> RouterError {

@@ -16,7 +16,8 @@ pub struct WorkerConfig {
     pub model: String,
 
     /// Names that requests may use; the first is reported. Default: the file's stem or folder's name
-    #[arg(long, env = "THALWEG_SERVED_MODEL_NAME", value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    #[arg(long, env = "THALWEG_SERVED_MODEL_NAME", value_name = "NAME", num_args = 1.., value_delimiter = ',',
+        value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub served_model_name: Vec<String>,
 
     /// Jinja file that replaces the model's own chat template

@@ -138,6 +138,18 @@ impl RouterConfig {
         if self.limits.queue_requests_max == 0 {
             return fail("queue-requests-max", "must be at least 1, since every request passes the queue");
         }
+        if self.limits.stream_buffer_bytes_max == 0 {
+            return fail("stream-buffer-bytes-max", "must be at least 1, or no token can be kept");
+        }
+        if self.limits.body_bytes_max == 0 {
+            return fail("body-bytes-max", "must be at least 1, or no request is let in");
+        }
+        if self.timeouts.client_stall_timeout.is_zero() || self.timeouts.request_timeout.is_zero() {
+            return fail(
+                "client-stall-timeout",
+                "and --request-timeout must be above 0, or no reply can end",
+            );
+        }
         Ok(())
     }
 }
@@ -192,6 +204,9 @@ mod tests {
         };
         check(|c| c.harm_weight = f64::NAN, "harm-weight");
         check(|c| c.limits.attempts_max = 0, "attempts-max");
+        check(|c| c.limits.body_bytes_max = 0, "body-bytes-max");
+        check(|c| c.limits.stream_buffer_bytes_max = 0, "stream-buffer-bytes-max");
+        check(|c| c.timeouts.request_timeout = Duration::ZERO, "request-timeout");
         check(|c| c.limits.choices_max = 0, "choices-max");
         check(|c| c.limits.queue_requests_max = 0, "queue-requests-max");
         let unknown = serde_json::from_str::<RouterConfig>(r#"{"polcy": "cost"}"#).unwrap_err();

@@ -32,9 +32,10 @@ impl Speed {
     }
 
     /// What to reckon with: `measured` where it has 20 samples, bounded by the `median` of workers on the same hardware;
-    /// else the `profile` of Describe; else that median.
+    /// else that median, this worker's own included; else its `profile` of Describe. One worker's profile is a handful of
+    /// steps: held against a twin's, its noise alone would send a whole burst to one of them.
     pub fn choose(measured: Option<&v1::Rates>, profile: Option<&v1::Rates>, median: Option<&Speed>) -> Self {
-        let assumed = profile.and_then(Self::of_table).or_else(|| median.cloned()).unwrap_or_default();
+        let assumed = median.cloned().or_else(|| profile.and_then(Self::of_table)).unwrap_or_default();
         let Some(measured) = measured else { return assumed };
         let bound = |value: f64, peer: Option<f64>| match peer {
             Some(peer) => value.clamp(peer / OUTLIER_FACTOR, peer * OUTLIER_FACTOR),
@@ -176,14 +177,16 @@ mod tests {
         };
         check(None, Some(&profile), &[], [1_000.0, 0.010, 0.020]);
         check(None, None, &peers, [600.0, 0.008, 0.008]);
+        // Twins count for as much as one's own few steps.
+        check(None, Some(&profile), &peers, [600.0, 0.008, 0.008]);
         check(None, None, &[], [1_000.0, 0.05, 0.05]);
         // Too few samples: still the profile.
         check(Some(rates(9e9, 19, &[(1, 9.0, 19)])), Some(&profile), &[], [1_000.0, 0.010, 0.020]);
         // Measured at one batch: the rest of the curve follows.
         check(Some(rates(800.0, 20, &[(1, 0.005, 20)])), Some(&profile), &[], [800.0, 0.005, 0.010]);
         // A fantastic measurement is bounded by four times the peers' median, both ways.
-        check(Some(rates(9e9, 50, &[(1, 9.0, 50)])), Some(&profile), &peers, [2_400.0, 0.032, 0.064]);
-        check(Some(rates(1.0, 50, &[(1, 1e-9, 50)])), Some(&profile), &peers, [150.0, 0.002, 0.004]);
+        check(Some(rates(9e9, 50, &[(1, 9.0, 50)])), Some(&profile), &peers, [2_400.0, 0.032, 0.032]);
+        check(Some(rates(1.0, 50, &[(1, 1e-9, 50)])), Some(&profile), &peers, [150.0, 0.002, 0.002]);
         // Nonsense is no figure.
         check(Some(rates(f64::NAN, 50, &[(0, 1.0, 50)])), Some(&profile), &[], [1_000.0, 0.010, 0.020]);
     }

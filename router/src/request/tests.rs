@@ -114,6 +114,8 @@ fn what_is_not_served_is_refused_and_never_ignored() {
         check(json!({"tool_choice": "required"}), "tool_choice");
         check(json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}), "tool_choice");
         check(json!({"best_of": 2}), "best_of");
+        check(json!({"bad_words": ["no"]}), "bad_words");
+        check(json!({"allowed_token_ids": [5]}), "allowed_token_ids");
         check(json!({"suffix": "x"}), "suffix");
         check(json!({"functions": []}), "functions");
         accepted(endpoint, json!({"response_format": {"type": "text"}, "guided_json": null, "best_of": 1}));

@@ -39,7 +39,12 @@ fn reason(name: &str, value: &Value) -> Option<&'static str> {
         "truncate_prompt_tokens" => Some("is not supported; shorten the prompt"),
         "prompt_embeds" => Some("is not supported; send `prompt`"),
         "logits_processors" => Some("is not supported; use `logit_bias`"),
-        "structured_outputs" => Some("is not supported yet; leave it out"),
+        "bad_words" | "allowed_token_ids" => {
+            (value != &serde_json::json!([])).then_some("is not supported yet; use `logit_bias`")
+        }
+        "structured_outputs" | "structural_tag" | "documents" | "thinking_token_budget" => {
+            Some("is not supported yet; leave it out")
+        }
         guided if guided.starts_with("guided_") => Some("is not supported yet; leave it out"),
         _ => None,
     }

@@ -214,16 +214,16 @@ impl Workers {
         self.room_changed();
     }
 
-    /// What workers of like hardware and weights measure.
+    /// What workers of like hardware and weights are known to do.
     fn measure_medians(&self) {
-        let mut measured: HashMap<LikeWorkers, Vec<Speed>> = HashMap::new();
+        let mut known: HashMap<LikeWorkers, Vec<Speed>> = HashMap::new();
         for worker in self.list.load().iter() {
-            if let Some(speed) = worker.measured_speed() {
-                measured.entry(LikeWorkers::of(worker)).or_default().push(speed);
+            if let Some(speed) = worker.known_speed() {
+                known.entry(LikeWorkers::of(worker)).or_default().push(speed);
             }
         }
         let median = |(like, speeds): (LikeWorkers, Vec<Speed>)| Some((like, Speed::median(&speeds)?));
-        self.medians.store(Arc::new(measured.into_iter().filter_map(median).collect()));
+        self.medians.store(Arc::new(known.into_iter().filter_map(median).collect()));
     }
 
     /// Derives the list and the served models from the registered workers.

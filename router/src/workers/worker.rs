@@ -176,8 +176,9 @@ impl Worker {
         self.state.send_if_modified(|current| std::mem::replace(current, state) != state)
     }
 
-    /// What it measured itself, where it has samples enough.
-    pub(super) fn measured_speed(&self) -> Option<Speed> {
-        self.inner.lock().load.last_report().rates.as_ref().and_then(Speed::measured)
+    /// What it measured itself, where it has samples enough, else the profile that it came with.
+    pub(super) fn known_speed(&self) -> Option<Speed> {
+        let measured = self.inner.lock().load.last_report().rates.as_ref().and_then(Speed::measured);
+        measured.or_else(|| self.about.profile.as_ref().and_then(Speed::of_table))
     }
 }

@@ -64,6 +64,8 @@ async fn bad_bodies_are_refused_before_any_byte_of_a_stream() {
     bad(CHAT, "{\"model\": \"tiny\", \"messages\": [", Some("messages")).await;
     bad(COMPLETIONS, "{\"temperature\": NaN}", Some("temperature")).await;
     bad("/tokenize", "[]", None).await;
+    let long = format!("{{\"prompt\": \"{}\"}}", "a ".repeat((1 << 19) + 1));
+    bad("/tokenize", long.leak(), Some("prompt")).await;
     bad("/detokenize", "{\"tokens\": [-1]}", Some("tokens[0]")).await;
 }
 
