@@ -144,11 +144,11 @@ impl RouterConfig {
         if self.limits.body_bytes_max == 0 {
             return fail("body-bytes-max", "must be at least 1, or no request is let in");
         }
-        if self.timeouts.client_stall_timeout.is_zero() || self.timeouts.request_timeout.is_zero() {
-            return fail(
-                "client-stall-timeout",
-                "and --request-timeout must be above 0, or no reply can end",
-            );
+        if self.timeouts.client_stall_timeout.is_zero() {
+            return fail("client-stall-timeout", "must be above 0, or every reader counts as stalled");
+        }
+        if self.timeouts.request_timeout.is_zero() {
+            return fail("request-timeout", "must be above 0, or no request has time to be served");
         }
         Ok(())
     }
