@@ -68,13 +68,16 @@ pub fn pick(
     Some(Pick { index, cost: cost::predict(ask, &candidates[index], mean) })
 }
 
-/// One of those within the tie band of the least, at random.
+/// Of those within the tie band of the least one with the fewest sequences, at random where that is even: conversations stay
+/// with their first worker, so an uneven first draw would last.
 fn least(candidates: &[Candidate], rng: &mut impl Rng, cost: impl Fn(&Candidate) -> f64) -> usize {
     let costs: Vec<f64> = candidates.iter().map(cost).collect();
     let best = costs.iter().copied().fold(f64::INFINITY, f64::min);
     let bound = best + TIE_SECONDS.max(TIE_RATIO * best);
-    let tied: Vec<usize> = (0..costs.len()).filter(|i| costs[*i] <= bound).collect();
-    match tied.as_slice() {
+    let tied = || (0..costs.len()).filter(|i| costs[*i] <= bound);
+    let fewest = tied().map(|i| candidates[i].sequences()).min();
+    let even: Vec<usize> = tied().filter(|i| Some(candidates[*i].sequences()) == fewest).collect();
+    match even.as_slice() {
         [] => rng.random_range(0..costs.len()),
         [only] => *only,
         many => many[rng.random_range(0..many.len())],

@@ -139,6 +139,9 @@ fn within_the_band_is_a_tie_beyond_it_is_not() {
     };
     assert!((60..140).contains(&share(&ahead(42))), "21 ms of 1.08 s");
     assert_eq!(share(&ahead(44)), 0, "22 ms of 1.08 s");
+    // Between tied workers the one with fewer sequences is no matter of chance.
+    let slow = |running, name| Candidate { running, speed: Arc::new(Speed::default()), ..idle(name) };
+    assert_eq!(share(&[slow(1, 1), slow(0, 2)]), 200, "flat step times");
 }
 
 #[test]
