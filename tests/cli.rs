@@ -5,7 +5,8 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use thalweg_harness::{HttpClient, Process, Scrape, models};
+use serde_json::json;
+use thalweg_harness::{Cluster, HttpClient, Process, Scrape, models};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_thalweg");
 
@@ -60,6 +61,32 @@ fn models_that_cannot_be_read_are_named() {
     refused(worker(&scratch("cut.gguf", &head), &[]), 1, &["cut.gguf"]);
     head.truncate(1000);
     refused(worker(&scratch("stub.gguf", &head), &[]), 1, &["stub.gguf"]);
+}
+
+#[tokio::test]
+async fn crafted_files_end_their_own_worker_and_nothing_else() {
+    let cluster = Cluster::up(BINARY, &models::smollm2(), 1, &["--kv-cache-memory-bytes", "64MiB"]);
+    let mut head = vec![0; 1 << 16];
+    std::fs::File::open(models::smollm2()).unwrap().read_exact(&mut head).unwrap();
+    // Offsets of a GGUF header: version 4, tensor count 8, metadata count 16, length of the first key 24.
+    let crafted: [(&str, usize, &[u8]); 6] = [
+        ("version", 4, &99u32.to_le_bytes()),
+        ("big-endian", 4, &3u32.to_be_bytes()),
+        ("tensors", 8, &((1u64 << 43) + 7).to_le_bytes()),
+        ("metadata", 16, &u64::MAX.to_le_bytes()),
+        ("key", 24, &(1u64 << 63).to_le_bytes()),
+        ("empty-key", 24, &0u64.to_le_bytes()),
+    ];
+    for (name, offset, bytes) in crafted {
+        let mut file = head.clone();
+        file[offset..offset + bytes.len()].copy_from_slice(bytes);
+        let file_name = format!("{name}.gguf");
+        refused(worker(&scratch(&file_name, &file), &[]), 1, &[&file_name]);
+    }
+    let ask = json!({"model": cluster.model, "prompt": "The capital of France is", "max_tokens": 1, "temperature": 0});
+    let reply = cluster.http.post("/v1/completions", &ask).await.json();
+    assert_eq!(reply["choices"][0]["text"], " Paris");
+    cluster.stop();
 }
 
 #[test]
