@@ -18,4 +18,7 @@ pub type MemberList = Arc<[Member]>;
 pub trait Membership: Send + Sync {
     /// The members now and, through the receiver's `changed`, every later list. A slow reader sees the newest only.
     fn watch(&self) -> watch::Receiver<MemberList>;
+
+    /// Live routers, this one included, now and at every change: at least 1. Limits are divided by it.
+    fn routers(&self) -> watch::Receiver<usize>;
 }

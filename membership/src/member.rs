@@ -12,6 +12,8 @@ pub struct Member {
     pub id: Option<WorkerId>,
     /// Where its gRPC service listens.
     pub address: GrpcAddress,
+    /// It takes no new work; what it runs goes on.
+    pub draining: bool,
 }
 
 /// Host and port of a gRPC service, written `grpc://host:port`.

@@ -7,12 +7,13 @@ use crate::{GrpcAddress, Member, MemberList, Membership};
 /// A list that its owner sets.
 pub struct StaticMembership {
     members: watch::Sender<MemberList>,
+    routers: watch::Sender<usize>,
 }
 
 impl StaticMembership {
     /// Workers at these addresses; one that is named twice counts once.
     pub fn new(addresses: impl IntoIterator<Item = GrpcAddress>) -> Self {
-        Self { members: watch::Sender::new(list(addresses)) }
+        Self { members: watch::Sender::new(list(addresses)), routers: watch::Sender::new(1) }
     }
 
     /// Replaces the list: `up` learns the ports of its workers one by one.
@@ -25,13 +26,17 @@ impl Membership for StaticMembership {
     fn watch(&self) -> watch::Receiver<MemberList> {
         self.members.subscribe()
     }
+
+    fn routers(&self) -> watch::Receiver<usize> {
+        self.routers.subscribe()
+    }
 }
 
 fn list(addresses: impl IntoIterator<Item = GrpcAddress>) -> MemberList {
     let mut members: Vec<Member> = Vec::new();
     for address in addresses {
         if members.iter().all(|m| m.address != address) {
-            members.push(Member { id: None, address });
+            members.push(Member { id: None, address, draining: false });
         }
     }
     members.into()
