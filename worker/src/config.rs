@@ -33,6 +33,14 @@ pub struct WorkerConfig {
     #[arg(long, env = "THALWEG_DEVICE", value_enum, default_value_t = Device::Auto)]
     pub device: Device,
 
+    /// What computes: the model, or a simulation that takes the time which --profile says and needs no weights
+    #[arg(long, env = "THALWEG_ENGINE", value_enum, default_value_t = EngineKind::Model)]
+    pub engine: EngineKind,
+
+    /// YAML file of --engine sim: seconds per step, what is put out, faults
+    #[arg(long, env = "THALWEG_PROFILE", value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+
     /// Arithmetic: auto multiplies quantised weights with int8 activations; float32 quantises no activation
     #[arg(long, env = "THALWEG_DTYPE", value_enum, default_value_t = Dtype::Auto)]
     pub dtype: Dtype,
@@ -106,6 +114,15 @@ pub enum Device {
     Auto,
     /// This machine's cores.
     Cpu,
+}
+
+/// What stands behind the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineKind {
+    /// The model on a device.
+    Model,
+    /// A profile that pretends to be one.
+    Sim,
 }
 
 /// Arithmetic of the forward pass.

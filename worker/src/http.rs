@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use thalweg_cache_index::CacheIndex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -38,6 +39,7 @@ pub(crate) struct HttpServer {
 struct Shared {
     engine: EngineHandle,
     metrics: Arc<WorkerMetrics>,
+    index: Arc<dyn CacheIndex>,
 }
 
 impl HttpListener {
@@ -53,9 +55,10 @@ impl HttpListener {
         self,
         engine: EngineHandle,
         metrics: Arc<WorkerMetrics>,
+        index: Arc<dyn CacheIndex>,
         stop: CancellationToken,
     ) -> HttpServer {
-        let serving = axum::serve(self.listener, routes(engine, metrics))
+        let serving = axum::serve(self.listener, routes(Shared { engine, metrics, index }))
             .with_graceful_shutdown(stop.cancelled_owned());
         let task = tokio::spawn(async move {
             if let Err(error) = serving.await {
@@ -76,17 +79,20 @@ impl HttpServer {
     }
 }
 
-fn routes(engine: EngineHandle, metrics: Arc<WorkerMetrics>) -> Router {
+fn routes(shared: Shared) -> Router {
     Router::new()
         .route("/metrics", get(exposition))
         .route("/health", get(health))
         .route("/ready", get(ready))
-        .with_state(Shared { engine, metrics })
+        .with_state(shared)
 }
 
 async fn exposition(State(shared): State<Shared>) -> impl IntoResponse {
     shared.metrics.observe(shared.engine.take_observations());
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], shared.metrics.render(&shared.engine.stats()))
+    (
+        [(header::CONTENT_TYPE, CONTENT_TYPE)],
+        shared.metrics.render(&shared.engine.stats(), &shared.index.stats()),
+    )
 }
 
 /// Alive: the engine runs. A restart is the cure where it does not.

@@ -5,6 +5,7 @@ mod error;
 mod memory;
 mod model;
 mod publisher;
+mod sim;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -56,6 +57,9 @@ pub struct RunningWorker {
     stop: DropGuard,
 }
 
+/// What a step in flight gets to complete at the end. A device that hangs would keep the process for ever.
+const ENGINE_END_TIMEOUT: Duration = Duration::from_secs(5);
+
 impl Worker {
     /// Serves a loaded model. Several workers of one process may share it.
     pub async fn start(
@@ -71,7 +75,9 @@ impl Worker {
             tokio::task::spawn_blocking(move || prepare(&model)).await.map_err(StartError::panicked)??
         };
         let pending = PendingEvents::default();
+        let plan = EngineConfig { prefill_rate: profile.prefill_tokens_per_second, ..plan.clone() };
         let engine = Engine::start(plan.clone(), runner, Some(Box::new(pending.clone())))?;
+        let faults = model.sim().map(|sim| sim.faults().clone());
         let metrics = Arc::new(WorkerMetrics::new(&model.names()[0], &cache_config(model)));
         let epoch =
             WorkerEpoch(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64));
@@ -84,11 +90,19 @@ impl Worker {
             identity: Identity { worker_id: address.id.to_string(), epoch: epoch.0 },
             counters: metrics.events().clone(),
             closing: closing.clone(),
+            faults: faults.clone(),
         };
         let grpc = grpc.serve(service, closing.clone()).await?;
-        let http = http.serve(engine.clone(), metrics.clone(), stop.clone());
-        let publisher = Publisher { worker: address.id.clone(), epoch, index, pending };
+        grpc.not_serving_after({
+            let engine = engine.clone();
+            async move { engine.draining().await }
+        });
+        let http = http.serve(engine.clone(), metrics.clone(), index.clone(), stop.clone());
+        let publisher = Publisher { worker: address.id.clone(), epoch, index, pending, faults };
         let publisher = tokio::spawn(publisher.run(stop.clone(), move || metrics.events().published()));
+        if !plan.enable_prefix_caching {
+            tracing::info!(worker = %address.id, "prefix caching is off: routers learn nothing of this cache");
+        }
         tracing::info!(
             worker = %address.id,
             grpc = %grpc.address,
@@ -106,7 +120,10 @@ impl Worker {
 /// What takes time and memory, done before anything is announced.
 fn prepare(model: &SharedModel) -> Result<(Box<dyn Runner>, Rates), StartError> {
     let mut runner = model.runner()?;
-    let profile = calibrate::profile(runner.as_mut(), model.plan())?;
+    let profile = match model.sim() {
+        Some(sim) => sim.rates(model.plan()),
+        None => calibrate::profile(runner.as_mut(), model.plan())?,
+    };
     Ok((runner, profile))
 }
 
@@ -131,20 +148,22 @@ impl RunningWorker {
         &self.engine
     }
 
-    /// Drains: refuses new work, finishes what runs within `timeout`, aborts the rest, and ends.
+    /// Drains: refuses new work, finishes what runs within `timeout`, hands the rest over with an error that routers resume
+    /// elsewhere, and ends.
     pub async fn shutdown(self, timeout: Duration) {
         tracing::info!(worker = %self.id, "draining");
         self.engine.drain();
-        self.grpc.not_serving().await;
         if tokio::time::timeout(timeout, self.engine.drained()).await.is_err() {
             let load = self.engine.stats();
             tracing::warn!(
                 worker = %self.id,
-                aborted = load.running + load.waiting,
-                "drain timeout is over, aborting what still runs"
+                handed_over = load.running + load.waiting,
+                "drain timeout is over, what still runs is handed over"
             );
         }
-        self.engine.shutdown().await;
+        if tokio::time::timeout(ENGINE_END_TIMEOUT, self.engine.shutdown()).await.is_err() {
+            tracing::error!(worker = %self.id, "the device does not answer, ending without it");
+        }
         drop(self.closing);
         self.grpc.ended().await;
         drop(self.stop);
@@ -155,6 +174,9 @@ impl RunningWorker {
         tracing::info!(worker = %self.id, "worker has ended");
     }
 }
+
+/// What routers may rely on. `abort_choices`: a worker that does not know the field would end the whole request.
+const FEATURES: [&str; 5] = ["resume", "logprobs", "prompt_logprobs", "logit_bias", "abort_choices"];
 
 fn describe(id: &WorkerId, epoch: WorkerEpoch, model: &SharedModel, profile: &Rates) -> v1::DescribeResponse {
     let plan = model.plan();
@@ -171,7 +193,7 @@ fn describe(id: &WorkerId, epoch: WorkerEpoch, model: &SharedModel, profile: &Ra
         kv_blocks_total: published_blocks(plan) as u64,
         protocol_min: *PROTOCOL.start(),
         protocol_max: *PROTOCOL.end(),
-        features: ["resume", "logprobs", "prompt_logprobs", "logit_bias"].map(str::to_owned).to_vec(),
+        features: FEATURES.map(str::to_owned).to_vec(),
         hardware: model.hardware().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         profile: Some(service::rates(profile)),

@@ -88,6 +88,19 @@ impl EngineCore {
         self.deliveries.push(Delivery { ticket, to: live.events, event: Ok(event), is_last: true });
     }
 
+    /// Ends some choices of a request early, those that are not over; the others go on.
+    pub(super) fn abort_choices(&mut self, ticket: Ticket, choices: &[u32], now: Duration) {
+        let Some(live) = self.requests.get_mut(&ticket) else { return };
+        if live.are_all_open_in(choices) {
+            return self.abort(ticket);
+        }
+        let (deltas, keys) = live.abort_choices(choices, &mut self.ledger);
+        keys.into_iter().for_each(|key| self.scheduler.abort(key));
+        if !deltas.is_empty() {
+            self.deliver(ticket, deltas, now);
+        }
+    }
+
     /// The next step to submit, if there is one.
     pub(super) fn plan(&mut self, now: Duration) -> Option<StepPlan> {
         let planned = self.scheduler.plan()?;
@@ -144,16 +157,12 @@ impl EngineCore {
         }
     }
 
-    /// Sequences in the queue.
-    pub(super) fn waiting(&self) -> usize {
-        self.scheduler.load().waiting
-    }
-
-    pub(super) fn snapshot(&self, draining: bool) -> LoadSnapshot {
+    /// Load and counters now. Whether it drains is not known here.
+    pub(super) fn snapshot(&self) -> LoadSnapshot {
         let load = self.scheduler.load();
         let usage = self.scheduler.usage(self.published_group);
         LoadSnapshot {
-            draining,
+            draining: false,
             running: load.running as u32,
             waiting: load.waiting as u32,
             prefill_tokens_ahead: load.prefill_tokens_ahead as u64,

@@ -1,7 +1,8 @@
 //! The engine as others see it: generate, abort, drain, watch.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::Stream;
 use parking_lot::Mutex;
@@ -25,7 +26,18 @@ pub enum Refusal {
         /// What it holds.
         limit: usize,
     },
-    /// The worker takes no new work.
+    /// All places are taken, and prompts wait for long enough already.
+    #[error(
+        "all places are taken and prompts of {:.1} s would wait, at most {:.1} s may; try again later or elsewhere",
+        ahead.as_secs_f64(), limit.as_secs_f64()
+    )]
+    Backlogged {
+        /// Predicted time until the request's prompt would be computed.
+        ahead: Duration,
+        /// What may wait.
+        limit: Duration,
+    },
+    /// The worker takes no new work, or its time to finish what ran is over: that can be resumed elsewhere.
     #[error("this worker is draining; another one may take the request")]
     Draining,
     /// The request is wrong.
@@ -58,7 +70,7 @@ impl Refusal {
     /// The code on the wire, which also tells whether a retry elsewhere is safe.
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::Overloaded { .. } => ErrorCode::Overloaded,
+            Self::Overloaded { .. } | Self::Backlogged { .. } => ErrorCode::Overloaded,
             Self::Draining => ErrorCode::Draining,
             Self::InvalidRequest { .. } => ErrorCode::InvalidRequest,
             Self::ContextLengthExceeded { .. } => ErrorCode::ContextLengthExceeded,
@@ -86,6 +98,8 @@ struct Shared {
     inbox: Arc<Inbox>,
     limits: RequestLimits,
     load: watch::Receiver<LoadSnapshot>,
+    /// Where draining is told; gone with the engine.
+    told: Weak<watch::Sender<LoadSnapshot>>,
     observations: Arc<Mutex<Observations>>,
 }
 
@@ -100,9 +114,10 @@ impl EngineHandle {
         inbox: Arc<Inbox>,
         limits: RequestLimits,
         load: watch::Receiver<LoadSnapshot>,
+        told: Weak<watch::Sender<LoadSnapshot>>,
         observations: Arc<Mutex<Observations>>,
     ) -> Self {
-        Self { shared: Arc::new(Shared { inbox, limits, load, observations }) }
+        Self { shared: Arc::new(Shared { inbox, limits, load, told, observations }) }
     }
 
     /// Queues a request, or refuses it at once.
@@ -115,14 +130,24 @@ impl EngineHandle {
         Ok(EngineStream { inbox, ticket, events, open })
     }
 
-    /// Ends a request early: its choices finish with `FinishReason::Abort`. Unknown and finished ones are left alone.
-    pub fn abort(&self, request_id: &str, attempt: AttemptId) {
-        self.shared.inbox.abort(request_id, attempt);
+    /// Ends a request early, or only these of its choices when there are any: they finish with `FinishReason::Abort` and
+    /// give their blocks back. Unknown and finished ones are left alone.
+    pub fn abort(&self, request_id: &str, attempt: AttemptId, choices: &[u32]) {
+        self.shared.inbox.abort(request_id, attempt, choices);
     }
 
-    /// Refuses new work from now on; what runs or waits is finished.
+    /// Refuses new work from now on; what runs or waits is finished. The load says so before anything is refused.
     pub fn drain(&self) {
+        if let Some(told) = self.shared.told.upgrade() {
+            told.send_modify(|load| load.draining = true);
+        }
         self.shared.inbox.drain();
+    }
+
+    /// Waits until `drain` is called, by whomever, or the engine has ended.
+    pub async fn draining(&self) {
+        // An error means that the engine has ended.
+        let _ = self.shared.load.clone().wait_for(|load| load.draining).await;
     }
 
     /// Waits, after `drain`, until nothing runs or waits, or the engine has ended.

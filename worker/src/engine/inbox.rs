@@ -9,6 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
 use super::handle::Refusal;
+use super::queue::{Backlog, QueueLimits};
 use super::request::{EngineEvent, EngineRequest};
 
 /// Reason of an end that nobody could give another one for.
@@ -34,18 +35,26 @@ pub(crate) struct Submission {
 #[derive(Debug, Default)]
 pub(crate) struct Mail {
     pub(crate) submitted: Vec<Submission>,
-    pub(crate) aborted: Vec<Ticket>,
-    pub(crate) draining: bool,
+    pub(crate) aborted: Vec<(Ticket, Cut)>,
     pub(crate) stopping: bool,
 }
 
-/// Bounded by `waiting_max` sequences, of the inbox and the scheduler's queue together: more are refused at once.
-/// Aborts are bounded by the live requests.
+/// What is cut off of a request.
+#[derive(Debug)]
+pub(crate) enum Cut {
+    /// All of it.
+    All,
+    /// These choices.
+    Choices(Vec<u32>),
+}
+
+/// Bounded by [`QueueLimits`], of the inbox and the scheduler's queue together: more is refused at once. Aborts are bounded
+/// by the live requests and their choices.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     state: Mutex<State>,
     wake: Condvar,
-    waiting_max: usize,
+    limits: QueueLimits,
 }
 
 #[derive(Debug, Default)]
@@ -53,18 +62,27 @@ struct State {
     /// Something changed since the engine last looked.
     news: bool,
     mail: Mail,
-    live: HashMap<Ticket, (String, AttemptId)>,
+    live: HashMap<Ticket, Live>,
     last_ticket: u64,
-    /// Sequences in `mail.submitted`.
-    submitted: usize,
-    /// Sequences in the scheduler's queue when it last said so.
-    queued: usize,
+    /// All in `mail.submitted`.
+    submitted: Backlog,
+    /// What the scheduler had when it last said so, and what it was given since.
+    backlog: Backlog,
+    draining: bool,
     ended: Option<Arc<str>>,
 }
 
+#[derive(Debug)]
+struct Live {
+    request_id: String,
+    attempt: AttemptId,
+    /// Choices that were not cut off.
+    choices: Vec<u32>,
+}
+
 impl Inbox {
-    pub(crate) fn new(waiting_max: usize) -> Self {
-        Self { state: Mutex::default(), wake: Condvar::new(), waiting_max }
+    pub(crate) fn new(limits: QueueLimits) -> Self {
+        Self { state: Mutex::default(), wake: Condvar::new(), limits }
     }
 
     /// Takes a request in, or says at once why not.
@@ -74,28 +92,32 @@ impl Inbox {
         arrived: Instant,
         events: EventSender,
     ) -> Result<Ticket, Refusal> {
-        let sequences = request.choices.iter().filter(|c| !c.finished).count();
+        let new = Backlog::of_request(&request);
         let mut state = self.state.lock();
         state.check_open()?;
-        let waiting = state.queued + state.submitted;
-        if waiting + sequences > self.waiting_max {
-            return Err(Refusal::Overloaded { waiting, limit: self.waiting_max });
-        }
+        let mut there = state.backlog;
+        there.add(&state.submitted);
+        self.limits.check(&there, &new)?;
         state.last_ticket += 1;
         let ticket = Ticket(state.last_ticket);
-        state.live.insert(ticket, (request.request_id.clone(), request.attempt));
-        state.submitted += sequences;
+        state.live.insert(ticket, Live::of(&request));
+        state.submitted.add(&new);
         state.mail.submitted.push(Submission { ticket, request, arrived, events });
         self.wake(&mut state);
         Ok(ticket)
     }
 
-    /// Aborts what has this name; nothing when it is unknown or over.
-    pub(crate) fn abort(&self, request_id: &str, attempt: AttemptId) {
+    /// Aborts what has this name, or only these choices of it where there are any; nothing when it is unknown or over.
+    pub(crate) fn abort(&self, request_id: &str, attempt: AttemptId, choices: &[u32]) {
         let mut state = self.state.lock();
-        let named = |(_, (id, a)): &(&Ticket, &(String, AttemptId))| id == request_id && *a == attempt;
+        let named = |(_, live): &(&Ticket, &Live)| live.request_id == request_id && live.attempt == attempt;
         let tickets: Vec<Ticket> = state.live.iter().filter(named).map(|(ticket, _)| *ticket).collect();
-        tickets.into_iter().for_each(|ticket| state.abort(ticket));
+        for ticket in tickets {
+            match choices {
+                [] => state.abort(ticket),
+                choices => state.abort_choices(ticket, choices),
+            }
+        }
         self.wake(&mut state);
     }
 
@@ -108,15 +130,13 @@ impl Inbox {
 
     /// Refuses new work from now on.
     pub(crate) fn drain(&self) {
-        let mut state = self.state.lock();
-        state.mail.draining = true;
-        self.wake(&mut state);
+        self.state.lock().draining = true;
     }
 
     /// Refuses new work and aborts the running.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
-        state.mail.draining = true;
+        state.draining = true;
         state.mail.stopping = true;
         self.wake(&mut state);
     }
@@ -138,14 +158,15 @@ impl Inbox {
             self.wake.wait(&mut state);
         }
         state.news = false;
-        state.queued += std::mem::take(&mut state.submitted);
-        let Mail { draining, stopping, .. } = state.mail;
-        std::mem::replace(&mut state.mail, Mail { draining, stopping, ..Mail::default() })
+        let submitted = std::mem::take(&mut state.submitted);
+        state.backlog.add(&submitted);
+        let stopping = state.mail.stopping;
+        std::mem::replace(&mut state.mail, Mail { stopping, ..Mail::default() })
     }
 
-    /// Engine's side: sequences that wait now.
-    pub(crate) fn set_queued(&self, sequences: usize) {
-        self.state.lock().queued = sequences;
+    /// Engine's side: what there is to do now, without what it has not looked at.
+    pub(crate) fn set_backlog(&self, backlog: Backlog) {
+        self.state.lock().backlog = backlog;
     }
 
     /// Engine's side: a request is over. Said before its last event is sent, so that dropping the stream then is no abort.
@@ -171,14 +192,29 @@ impl State {
     fn check_open(&self) -> Result<(), Refusal> {
         match &self.ended {
             Some(reason) => Err(Refusal::Unavailable { reason: reason.clone() }),
-            None if self.mail.draining => Err(Refusal::Draining),
+            None if self.draining => Err(Refusal::Draining),
             None => Ok(()),
         }
     }
 
     fn abort(&mut self, ticket: Ticket) {
         if self.live.remove(&ticket).is_some() {
-            self.mail.aborted.push(ticket);
+            self.mail.aborted.push((ticket, Cut::All));
         }
+    }
+
+    fn abort_choices(&mut self, ticket: Ticket, choices: &[u32]) {
+        let Some(live) = self.live.get_mut(&ticket) else { return };
+        let cut: Vec<u32> = live.choices.extract_if(.., |choice| choices.contains(choice)).collect();
+        if !cut.is_empty() {
+            self.mail.aborted.push((ticket, Cut::Choices(cut)));
+        }
+    }
+}
+
+impl Live {
+    fn of(request: &EngineRequest) -> Self {
+        let choices = request.choices.iter().filter(|c| !c.finished).map(|c| c.index).collect();
+        Self { request_id: request.request_id.clone(), attempt: request.attempt, choices }
     }
 }

@@ -200,6 +200,32 @@ impl LiveRequest {
         (EngineEvent { prompt: self.prompt.take(), deltas }, keys)
     }
 
+    /// None would be left without these choices.
+    pub(super) fn are_all_open_in(&self, choices: &[u32]) -> bool {
+        self.open.iter().all(|open| choices.contains(&open.key.choice))
+    }
+
+    /// Ends those of these choices that are open. Deltas to tell now, which are none while the first event is still to come:
+    /// that one takes them along. And the sequences to give up.
+    pub(super) fn abort_choices(
+        &mut self,
+        choices: &[u32],
+        ledger: &mut Ledger,
+    ) -> (Vec<ChoiceDelta>, Vec<SequenceKey>) {
+        let cut = self.open.extract_if(.., |open| choices.contains(&open.key.choice));
+        let keys: Vec<SequenceKey> = cut.map(|open| open.key).collect();
+        let mut deltas = Vec::with_capacity(keys.len());
+        for key in &keys {
+            ledger.choice_finished(FinishReason::Abort, 0, Duration::ZERO);
+            let finish = Some(FinishReason::Abort);
+            deltas.push(ChoiceDelta { index: key.choice, finish, ..ChoiceDelta::default() });
+        }
+        if self.prompt.is_some() {
+            self.ended.append(&mut deltas);
+        }
+        (deltas, keys)
+    }
+
     /// Every choice has ended.
     pub(super) fn is_over(&self) -> bool {
         self.open.is_empty()

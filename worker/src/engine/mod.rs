@@ -14,6 +14,7 @@ mod inbox;
 mod ledger;
 mod live;
 mod load;
+mod queue;
 mod rates;
 mod request;
 mod thread;
@@ -29,6 +30,7 @@ use crate::runner::Runner;
 use crate::scheduler::SchedulerConfig;
 use handle::RequestLimits;
 use inbox::Inbox;
+use queue::QueueLimits;
 use thread::EngineThread;
 
 /// What an engine is started with.
@@ -54,6 +56,9 @@ pub struct EngineConfig {
     pub enable_prefix_caching: bool,
     /// Token ids are below this.
     pub vocab_size: usize,
+    /// Prompt tokens per second to assume until they are measured. 0: not known, and what waits is bounded by `max_waiting`
+    /// alone.
+    pub prefill_rate: f64,
 }
 
 /// Default of `EngineConfig::max_waiting`.
@@ -106,8 +111,14 @@ impl Engine {
     ) -> Result<EngineHandle, EngineError> {
         config.check()?;
         let core = EngineCore::new(&config);
-        let inbox = Arc::new(Inbox::new(config.max_waiting));
-        let (load, watch) = watch::channel(core.snapshot(false));
+        let inbox = Arc::new(Inbox::new(QueueLimits {
+            waiting_max: config.max_waiting,
+            running_max: config.max_num_seqs,
+            prefill_rate: config.prefill_rate,
+        }));
+        let (load, watch) = watch::channel(core.snapshot());
+        let load = Arc::new(load);
+        let drain = Arc::downgrade(&load);
         let observations = Arc::new(Mutex::default());
         let limits = RequestLimits {
             max_model_len: config.max_model_len,
@@ -123,10 +134,9 @@ impl Engine {
             observations: observations.clone(),
             started: Instant::now(),
             in_flight: VecDeque::new(),
-            draining: false,
         };
         std::thread::Builder::new().name("engine".into()).spawn(move || thread.run())?;
-        Ok(EngineHandle::new(inbox, limits, watch, observations))
+        Ok(EngineHandle::new(inbox, limits, watch, drain, observations))
     }
 }
 

@@ -10,8 +10,9 @@ use tokio::time::Instant;
 
 use super::core::{Delivery, EngineCore};
 use super::handle::Refusal;
-use super::inbox::{Inbox, PANICKED, Submission};
+use super::inbox::{Cut, Inbox, PANICKED, Submission, Ticket};
 use super::load::{LoadSnapshot, Observations};
+use super::queue::Backlog;
 use crate::backend::BackendError;
 use crate::kv::KvEventSink;
 use crate::plan::StepId;
@@ -24,11 +25,10 @@ pub(super) struct EngineThread {
     pub(super) runner: Box<dyn Runner>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) kv_events: Option<Box<dyn KvEventSink>>,
-    pub(super) load: watch::Sender<LoadSnapshot>,
+    pub(super) load: Arc<watch::Sender<LoadSnapshot>>,
     pub(super) observations: Arc<Mutex<Observations>>,
     pub(super) started: Instant,
     pub(super) in_flight: VecDeque<StepId>,
-    pub(super) draining: bool,
 }
 
 /// What ends an engine before its time.
@@ -47,14 +47,14 @@ impl EngineThread {
     /// Until shutdown or a fault. Whatever was streamed until then can be resumed elsewhere.
     pub(super) fn run(mut self) {
         let guard = EndGuard(self.inbox.clone());
-        let reason: Arc<str> = match self.serve() {
-            Ok(()) => SHUT_DOWN.into(),
+        match self.serve() {
+            Ok(()) => self.end(&SHUT_DOWN.into(), &Refusal::Draining),
             Err(fault) => {
                 tracing::error!(error = %fault, "engine ended");
-                fault.to_string().into()
+                let reason: Arc<str> = fault.to_string().into();
+                self.end(&reason, &Refusal::Unavailable { reason: reason.clone() });
             }
-        };
-        self.end(&reason);
+        }
         drop(guard);
     }
 
@@ -65,9 +65,10 @@ impl EngineThread {
             if mail.stopping {
                 return self.settle();
             }
-            self.draining = mail.draining;
             self.receive(mail.submitted);
-            mail.aborted.into_iter().for_each(|ticket| self.core.abort(ticket));
+            for (ticket, cut) in mail.aborted {
+                self.abort(ticket, &cut);
+            }
             self.submit_steps()?;
             idle = self.in_flight.is_empty();
             // Before the wait for the device, which may be long: load and aborts are news already.
@@ -84,12 +85,28 @@ impl EngineThread {
         }
     }
 
+    fn abort(&mut self, ticket: Ticket, cut: &Cut) {
+        match cut {
+            Cut::All => self.core.abort(ticket),
+            Cut::Choices(choices) => self.core.abort_choices(ticket, choices, self.now()),
+        }
+    }
+
     fn submit_steps(&mut self) -> Result<(), EngineFault> {
         while self.in_flight.len() < STEPS_IN_FLIGHT_MAX {
             let Some(plan) = self.core.plan(self.now()) else { break };
-            self.in_flight.push_back(self.runner.submit(plan)?);
+            match self.runner.submit(plan) {
+                Ok(step) => self.in_flight.push_back(step),
+                Err(error) => return Err(self.cause_of(error).into()),
+            }
         }
         Ok(())
+    }
+
+    /// A runner that takes nothing more may have failed in a step that is not collected yet: that one tells why.
+    fn cause_of(&mut self, error: BackendError) -> BackendError {
+        let failed = self.in_flight.drain(..).find_map(|step| self.runner.collect(step).err());
+        failed.unwrap_or(error)
     }
 
     fn collect_step(&mut self) -> Result<(), EngineFault> {
@@ -103,9 +120,11 @@ impl EngineThread {
     /// Hands out what is new; nothing here waits. Figures go first, so that whoever has read a stream's end finds it
     /// counted.
     fn tell(&mut self) {
-        self.inbox.set_queued(self.core.waiting());
+        let snapshot = self.core.snapshot();
+        self.inbox.set_backlog(Backlog::of(&snapshot));
         self.core.hand_over_observations(&self.observations);
-        self.load.send_replace(self.core.snapshot(self.draining));
+        // That it drains is said by whoever asks for it, and stays said.
+        self.load.send_modify(|load| *load = LoadSnapshot { draining: load.draining, ..snapshot });
         for event in self.core.take_kv_events() {
             self.kv_events.iter_mut().for_each(|sink| sink.record(event.clone()));
         }
@@ -126,12 +145,13 @@ impl EngineThread {
         Ok(())
     }
 
-    fn end(mut self, reason: &Arc<str>) {
-        let unavailable = Refusal::Unavailable { reason: reason.clone() };
+    /// `refusal` is what those hear who still had something to come: either can be resumed elsewhere, but only a fault
+    /// counts against the request.
+    fn end(mut self, reason: &Arc<str>, refusal: &Refusal) {
         for submission in self.inbox.end(reason) {
-            let _ = submission.events.send(Err(unavailable.clone()));
+            let _ = submission.events.send(Err(refusal.clone()));
         }
-        self.core.fail(&unavailable);
+        self.core.fail(refusal);
         self.tell();
         // Those who wait for the end watch the load's sender: the device goes first.
         drop(self.runner);

@@ -7,6 +7,7 @@ pub use model::ModelRunner;
 
 pub mod forward;
 mod model;
+pub mod sim;
 #[cfg(test)]
 mod tests;
 

@@ -5,10 +5,11 @@ use std::task::{Context, Poll, ready};
 
 use futures::Stream;
 use thalweg_proto::v1;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 
 use super::wire;
-use crate::engine::{EngineEvent, EngineStream, FinishReason};
+use crate::engine::{EngineEvent, EngineStream, FinishReason, Refusal};
 use crate::metrics::{EventCounters, Outcome};
 
 /// Pulled by the transport as the router reads: neither the engine nor a task ever waits for a send. What is not read
@@ -19,6 +20,8 @@ pub(crate) struct GenerateStream {
     first_token: u32,
     /// Choices that have not finished.
     open: usize,
+    /// The worker ends though the engine has not: its device hangs.
+    closing: Pin<Box<WaitForCancellationFutureOwned>>,
     ending: Ending,
 }
 
@@ -31,15 +34,17 @@ pub(crate) struct StreamedRequest {
 
 /// Sees to it that a request is counted once, however it ends.
 struct Ending {
+    /// Every choice has ended.
     finished: bool,
-    aborted: bool,
+    /// A choice ran to its end; the others may have been cut off on the way.
+    ran_to_end: bool,
     failed: bool,
     counters: EventCounters,
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.counters.ended(match (self.failed, self.finished && !self.aborted) {
+        self.counters.ended(match (self.failed, self.finished && self.ran_to_end) {
             (true, _) => Outcome::Failed,
             (false, true) => Outcome::Finished,
             (false, false) => Outcome::Aborted,
@@ -48,21 +53,27 @@ impl Drop for Ending {
 }
 
 impl GenerateStream {
-    pub(crate) fn new(events: EngineStream, request: &StreamedRequest, counters: EventCounters) -> Self {
+    pub(crate) fn new(
+        events: EngineStream,
+        request: &StreamedRequest,
+        counters: EventCounters,
+        closing: CancellationToken,
+    ) -> Self {
         let StreamedRequest { attempt_id, first_token, open } = *request;
         Self {
             events,
             attempt_id,
             first_token,
             open,
-            ending: Ending { finished: false, aborted: false, failed: false, counters },
+            closing: Box::pin(closing.cancelled_owned()),
+            ending: Ending { finished: false, ran_to_end: false, failed: false, counters },
         }
     }
 
     fn note(&mut self, event: &EngineEvent) {
         for finish in event.deltas.iter().filter_map(|d| d.finish) {
             self.open -= 1;
-            self.ending.aborted |= finish == FinishReason::Abort;
+            self.ending.ran_to_end |= finish != FinishReason::Abort;
         }
         self.ending.finished = self.open == 0;
     }
@@ -73,9 +84,16 @@ impl Stream for GenerateStream {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        let item = match ready!(Pin::new(&mut this.events).poll_next(cx)) {
-            None => return Poll::Ready(None),
-            Some(item) => item,
+        if this.ending.failed {
+            return Poll::Ready(None);
+        }
+        let item = match Pin::new(&mut this.events).poll_next(cx) {
+            Poll::Ready(None) => return Poll::Ready(None),
+            Poll::Ready(Some(item)) => item,
+            Poll::Pending => {
+                ready!(this.closing.as_mut().poll(cx));
+                Err(Refusal::Draining)
+            }
         };
         Poll::Ready(Some(match item {
             Ok(event) => {

@@ -25,7 +25,7 @@ pub(crate) fn reports(
     who: Identity,
     closing: CancellationToken,
 ) -> impl Stream<Item = Result<v1::LoadReport, Status>> + Send {
-    let watcher = Watcher { load, who, closing, last: None };
+    let watcher = Watcher { load, who, closing, last: None, told_draining: false };
     futures::stream::unfold(watcher, |mut watcher| async move {
         let report = watcher.next().await?;
         Some((Ok(report), watcher))
@@ -37,6 +37,7 @@ struct Watcher {
     who: Identity,
     closing: CancellationToken,
     last: Option<Instant>,
+    told_draining: bool,
 }
 
 impl Watcher {
@@ -52,12 +53,23 @@ impl Watcher {
             }
         }
         self.last = Some(Instant::now());
-        Some(load_report(&self.who, &self.load.borrow_and_update()))
+        let load = self.load.borrow_and_update();
+        self.told_draining = load.draining;
+        Some(load_report(&self.who, &load))
     }
 
-    /// Waits for the next report's time; false when the engine has ended.
+    /// Waits for the next report's time; false when the engine has ended. That draining began is told at once.
     async fn due(&mut self, last: Instant) -> bool {
-        sleep_until(last + SPACING).await;
+        if !self.told_draining {
+            let mut load = self.load.clone();
+            tokio::select! {
+                biased;
+                Ok(_) = load.wait_for(|load| load.draining) => return true,
+                () = sleep_until(last + SPACING) => {}
+            }
+        } else {
+            sleep_until(last + SPACING).await;
+        }
         !matches!(timeout_at(last + HEARTBEAT, self.load.changed()).await, Ok(Err(_)))
     }
 }
@@ -88,6 +100,10 @@ mod tests {
         sender.send_modify(|load| load.running = 2);
         assert_eq!(at(2).await, 270, "a change, spaced, the newest only");
         assert_eq!(at(2).await, 520);
+        sender.send_modify(|load| load.draining = true);
+        assert_eq!(at(2).await, 520, "draining is told at once");
+        sender.send_modify(|load| load.running = 1);
+        assert_eq!(at(1).await, 540, "and once: what follows is spaced");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! The gRPC surface of one replica.
 
+mod faulty;
 mod generate;
 mod load;
 mod parse;
@@ -12,6 +13,7 @@ use std::pin::Pin;
 
 use bytes::Bytes;
 use futures::Stream;
+use thalweg_proto::code::ErrorCode;
 use thalweg_proto::ids::AttemptId;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_server::Worker;
@@ -25,6 +27,7 @@ pub(crate) use wire::{Identity, rates};
 
 use crate::engine::EngineHandle;
 use crate::metrics::{EventCounters, Outcome};
+use crate::runner::sim::FaultSwitch;
 use generate::{GenerateStream, StreamedRequest};
 
 /// Bytes of one FetchTokenizer message.
@@ -42,24 +45,29 @@ pub(crate) struct WorkerService {
     pub(crate) counters: EventCounters,
     /// Ends streams that have no end of their own.
     pub(crate) closing: CancellationToken,
+    /// What a simulated worker does wrong.
+    pub(crate) faults: Option<FaultSwitch>,
 }
 
 type Reply<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Worker for WorkerService {
-    type GenerateStream = GenerateStream;
+    type GenerateStream = Reply<v1::GenerateResponse>;
     type WatchLoadStream = Reply<v1::LoadReport>;
     type FetchTokenizerStream = Reply<v1::FetchTokenizerResponse>;
 
     async fn generate(
         &self,
         request: Request<v1::GenerateRequest>,
-    ) -> Result<Response<GenerateStream>, Status> {
+    ) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
         let id = request.request_id.clone();
         match self.start(request) {
-            Ok(stream) => Ok(Response::new(stream)),
+            Ok(stream) => Ok(Response::new(match &self.faults {
+                None => Box::pin(stream),
+                Some(faults) => Box::pin(faulty::generate(stream, faults.clone(), self.model.vocab_size)),
+            })),
             Err(status) => {
                 self.counters.ended(Outcome::Rejected);
                 tracing::debug!(request_id = id, reason = status.message(), "request refused");
@@ -70,7 +78,7 @@ impl Worker for WorkerService {
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
         let request = request.into_inner();
-        self.engine.abort(&request.request_id, AttemptId(request.attempt_id));
+        self.engine.abort(&request.request_id, AttemptId(request.attempt_id), &request.choices);
         Ok(Response::new(v1::AbortResponse {}))
     }
 
@@ -80,7 +88,10 @@ impl Worker for WorkerService {
     ) -> Result<Response<Self::WatchLoadStream>, Status> {
         tracing::debug!(router_id = request.get_ref().router_id, "a router watches");
         let reports = load::reports(self.engine.load(), self.identity.clone(), self.closing.clone());
-        Ok(Response::new(Box::pin(reports)))
+        Ok(Response::new(match &self.faults {
+            None => Box::pin(reports),
+            Some(faults) => Box::pin(faulty::reports(reports, faults.clone())),
+        }))
     }
 
     async fn describe(
@@ -116,6 +127,9 @@ impl Worker for WorkerService {
 
 impl WorkerService {
     fn start(&self, request: v1::GenerateRequest) -> Result<GenerateStream, Status> {
+        if self.faults.as_ref().is_some_and(|faults| faults.now().refuse) {
+            return Err(ErrorCode::Overloaded.status("the profile's faults refuse every request"));
+        }
         let request = parse(request, &self.model)?;
         let streamed = StreamedRequest {
             attempt_id: request.attempt.0,
@@ -123,6 +137,6 @@ impl WorkerService {
             open: request.choices.iter().filter(|c| !c.finished).count(),
         };
         let events = self.engine.generate(request).map_err(|refusal| wire::status(&refusal))?;
-        Ok(GenerateStream::new(events, &streamed, self.counters.clone()))
+        Ok(GenerateStream::new(events, &streamed, self.counters.clone(), self.closing.clone()))
     }
 }

@@ -170,9 +170,9 @@ fn parse_choices(
             if tokens > model.max_model_len as usize {
                 return Err(RequestError::Context { tokens, limit: model.max_model_len });
             }
-            if choice.output_ids.len() >= max_tokens as usize {
-                return Err(field(format!("{name}.output_ids"), "has max_tokens already, so it is finished"));
-            }
+            // As many is no fault: whoever resumes may have lost no more than the word that it was the end.
+            let too_many = choice.output_ids.len() > max_tokens as usize;
+            ensure(!too_many, &format!("{name}.output_ids"), "has more than max_tokens")?;
         }
         parsed.push(ChoiceState {
             index: choice.index,

@@ -118,9 +118,11 @@ fn choices() {
     invalid(changed(|r| r.choices = vec![choice(0, vec![1], true)]), "choices are all finished");
     invalid(changed(|r| r.choices = vec![choice(0, vec![1, 200], false)]), "choices[0].output_ids[1] is 200");
     invalid(
-        changed(|r| r.choices = vec![choice(0, vec![1; 8], false)]),
-        "choices[0].output_ids has max_tokens",
+        changed(|r| r.choices = vec![choice(0, vec![1; 9], false)]),
+        "choices[0].output_ids has more than max_tokens",
     );
+    let complete = parse(changed(|r| r.choices = vec![choice(0, vec![1; 8], false)]), &model());
+    assert_eq!(complete.unwrap().choices[0].output.len(), 8);
     invalid(
         changed(|r| r.choices = (0..129).map(|i| choice(i, vec![], false)).collect()),
         "choices has over 128",

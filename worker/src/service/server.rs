@@ -93,9 +93,13 @@ impl GrpcListener {
 }
 
 impl GrpcServer {
-    /// Tells health watchers that new work goes elsewhere.
-    pub(crate) async fn not_serving(&self) {
-        self.health.set_not_serving::<WorkerServer<WorkerService>>().await;
+    /// Tells health watchers that new work goes elsewhere, as soon as `draining` is over.
+    pub(crate) fn not_serving_after(&self, draining: impl Future<Output = ()> + Send + 'static) {
+        let health = self.health.clone();
+        tokio::spawn(async move {
+            draining.await;
+            health.set_not_serving::<WorkerServer<WorkerService>>().await;
+        });
     }
 
     /// Waits for the end of the last stream; call behind `stop`. Health watches have no end of their own and are cut.

@@ -10,6 +10,7 @@ use crate::config::ByteSize;
 use crate::engine::EngineError;
 use crate::http::HttpError;
 use crate::kv::KvPlanError;
+use crate::runner::sim::ProfileError;
 use crate::service::GrpcError;
 
 /// The worker did not start; nothing is left behind.
@@ -70,6 +71,9 @@ pub enum StartError {
     /// The device failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// What a simulation is told makes no sense.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// gRPC cannot listen.
     #[error(transparent)]
     Grpc(#[from] GrpcError),

@@ -12,6 +12,7 @@ use thalweg_model::tokenizer::{Tokenizer, TokenizerBundle};
 
 use super::StartError;
 use super::memory::{Footprint, available_bytes};
+use super::sim::SimModel;
 use crate::backend::BackendError;
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::linear::Compute;
@@ -26,12 +27,18 @@ use crate::service::ServedModel;
 
 /// Weights, and all that follows from model and flags alone.
 pub struct SharedModel {
-    weights: Arc<CpuModel>,
-    backend: CpuBackendConfig,
+    loaded: Loaded,
+    kv_dtype: KvDtype,
     plan: EngineConfig,
     served: ServedModel,
     tokenizer: Bytes,
     hardware: String,
+}
+
+/// What runners are made of.
+enum Loaded {
+    Cpu(Arc<CpuModel>, CpuBackendConfig),
+    Sim(SimModel),
 }
 
 impl SharedModel {
@@ -44,21 +51,31 @@ impl SharedModel {
         let plan = plan(checkpoint.config(), config)?;
         let threads = config.threads_total();
         let backend = backend_config(config, &plan, (threads / workers).max(1));
-        let footprint = Footprint {
-            weights: CpuModel::bytes_needed(&checkpoint)?,
-            kv: config.kv_cache_memory_bytes.0,
-            scratch: scratch_bytes(checkpoint.config(), &backend),
-            workers: workers as u64,
+        let (fingerprint, hardware, loaded) = match SimModel::load(config, &bundle)? {
+            Some(sim) => {
+                let fingerprint = sim.fingerprint(&checkpoint, bundle.chat_template.as_deref());
+                (fingerprint, "sim".to_owned(), Loaded::Sim(sim))
+            }
+            None => {
+                let footprint = Footprint {
+                    weights: CpuModel::bytes_needed(&checkpoint)?,
+                    kv: config.kv_cache_memory_bytes.0,
+                    scratch: scratch_bytes(checkpoint.config(), &backend),
+                    workers: workers as u64,
+                };
+                available_bytes().map_or(Ok(()), |available| footprint.check(available))?;
+                let weights = load_weights(&checkpoint, &bundle, threads, compute(config.dtype))?;
+                let hardware = format!("cpu-{:?}x{}", Isa::from_env(), backend.threads).to_lowercase();
+                (fingerprint(&checkpoint, config, &bundle), hardware, Loaded::Cpu(weights, backend))
+            }
         };
-        available_bytes().map_or(Ok(()), |available| footprint.check(available))?;
-        let weights = load_weights(&checkpoint, &bundle, threads, compute(config.dtype))?;
         let names = match config.served_model_name.is_empty() {
             true => vec![checkpoint.name().to_owned()],
             false => config.served_model_name.clone(),
         };
         let served = ServedModel {
             names,
-            fingerprint: fingerprint(&checkpoint, config, &bundle).into(),
+            fingerprint: fingerprint.into(),
             vocab_size: plan.vocab_size,
             max_model_len: plan.max_model_len as u32,
             eos_ids: bundle.eos_ids.clone(),
@@ -67,15 +84,15 @@ impl SharedModel {
             path: path.to_owned(),
             reason: format!("its tokenizer cannot be handed to routers: {error}"),
         })?;
-        let hardware = format!("cpu-{:?}x{}", Isa::from_env(), backend.threads).to_lowercase();
         tracing::info!(
             model = served.names[0],
-            weights_mib = weights.bytes() >> 20,
+            weights_mib = loaded.weight_bytes() >> 20,
             seconds = format!("{:.2}", begin.elapsed().as_secs_f64()),
             hardware,
             "model loaded"
         );
-        Ok(Arc::new(Self { weights, backend, plan, served, tokenizer: tokenizer.into(), hardware }))
+        let kv_dtype = kv_dtype(config.kv_cache_dtype);
+        Ok(Arc::new(Self { loaded, kv_dtype, plan, served, tokenizer: tokenizer.into(), hardware }))
     }
 
     /// Names that requests may use, the main one first.
@@ -99,7 +116,7 @@ impl SharedModel {
     }
 
     pub(super) fn kv_dtype(&self) -> KvDtype {
-        self.backend.kv_dtype
+        self.kv_dtype
     }
 
     pub(super) fn served(&self) -> &ServedModel {
@@ -112,9 +129,30 @@ impl SharedModel {
 
     /// A device of its own for one worker: KV cache, slots and threads.
     pub fn runner(&self) -> Result<Box<dyn Runner>, StartError> {
-        let device = CpuBackend::new(Arc::clone(&self.weights), self.backend.clone())
+        let (weights, backend) = match &self.loaded {
+            Loaded::Cpu(weights, backend) => (Arc::clone(weights), backend.clone()),
+            Loaded::Sim(sim) => return sim.runner(),
+        };
+        let device = CpuBackend::new(weights, backend)
             .map_err(|error| BackendError { device: "cpu".to_owned(), reason: error.to_string() })?;
         Ok(Box::new(ModelRunner::start(device)?))
+    }
+
+    /// The simulation, where there is one.
+    pub(super) fn sim(&self) -> Option<&SimModel> {
+        match &self.loaded {
+            Loaded::Cpu(..) => None,
+            Loaded::Sim(sim) => Some(sim),
+        }
+    }
+}
+
+impl Loaded {
+    fn weight_bytes(&self) -> u64 {
+        match self {
+            Self::Cpu(weights, _) => weights.bytes(),
+            Self::Sim(_) => 0,
+        }
     }
 }
 
@@ -188,6 +226,7 @@ fn plan(model: &ModelConfig, config: &WorkerConfig) -> Result<EngineConfig, Star
         max_waiting: MAX_WAITING_DEFAULT,
         enable_prefix_caching: config.prefix_caching(),
         vocab_size: model.vocab_size,
+        prefill_rate: 0.0,
     })
 }
 

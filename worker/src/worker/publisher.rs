@@ -10,6 +10,7 @@ use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use tokio_util::sync::CancellationToken;
 
 use crate::kv::KvEventSink;
+use crate::runner::sim::{CacheEventFault, FaultSwitch};
 
 /// Time between batches.
 pub(super) const BATCH_INTERVAL: Duration = Duration::from_millis(50);
@@ -78,6 +79,8 @@ pub(super) struct Publisher {
     pub(super) epoch: WorkerEpoch,
     pub(super) index: Arc<dyn CacheIndex>,
     pub(super) pending: PendingEvents,
+    /// What a simulated worker does wrong.
+    pub(super) faults: Option<FaultSwitch>,
 }
 
 impl Publisher {
@@ -85,9 +88,10 @@ impl Publisher {
     /// told after each batch that went out.
     pub(super) async fn run(self, stop: CancellationToken, after_batch: impl Fn() + Send) {
         let mut seq = 0;
+        let mut way = Way { index: self.index, faults: self.faults, held_back: None };
         let mut publish = |events: Vec<BlockEvent>| {
             seq += 1;
-            self.index.publish(EventBatch { worker: self.worker.clone(), epoch: self.epoch, seq, events });
+            way.send(EventBatch { worker: self.worker.clone(), epoch: self.epoch, seq, events });
             after_batch();
         };
         publish(vec![BlockEvent::Cleared]);
@@ -104,6 +108,35 @@ impl Publisher {
             }
         }
         publish(vec![BlockEvent::Cleared]);
+    }
+}
+
+/// To the index, unless a simulated worker is told to let batches go astray on the way.
+struct Way {
+    index: Arc<dyn CacheIndex>,
+    faults: Option<FaultSwitch>,
+    held_back: Option<EventBatch>,
+}
+
+/// Every batch whose number this divides goes astray.
+const ASTRAY: u64 = 3;
+
+impl Way {
+    fn send(&mut self, batch: EventBatch) {
+        let fault = self.faults.as_ref().and_then(|faults| faults.now().cache_events);
+        match fault.filter(|_| batch.seq.is_multiple_of(ASTRAY)) {
+            None => self.index.publish(batch),
+            Some(CacheEventFault::Lost) => return,
+            Some(CacheEventFault::Duplicated) => {
+                self.index.publish(batch.clone());
+                self.index.publish(batch);
+            }
+            Some(CacheEventFault::Reordered) => {
+                self.held_back = Some(batch);
+                return;
+            }
+        }
+        self.held_back.take().into_iter().for_each(|late| self.index.publish(late));
     }
 }
 
@@ -166,6 +199,7 @@ mod tests {
             epoch: WorkerEpoch(5),
             index: index.clone(),
             pending: pending.clone(),
+            faults: None,
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(publisher.run(stop.clone(), || {}));

@@ -34,6 +34,7 @@ fn config() -> EngineConfig {
         max_waiting: 500,
         enable_prefix_caching: true,
         vocab_size: VOCAB as usize,
+        prefill_rate: 0.0,
     }
 }
 
@@ -212,22 +213,43 @@ async fn draining_finishes_what_runs_and_refuses_the_rest() {
     let (engine, gate) = start_gated(config());
     let running = engine.generate(request(1, 10, 5)).unwrap();
     engine.drain();
+    assert!(engine.stats().draining, "told before anything is refused, even while the device is busy");
     assert_eq!(engine.generate(request(2, 10, 5)).unwrap_err(), Refusal::Draining);
     drop(gate);
+    engine.draining().await;
     engine.drained().await;
+    assert!(engine.stats().draining, "and it stays told");
     assert_eq!(choice(&read(running).await.0, 0).1, [FinishReason::Length]);
     engine.shutdown().await;
     assert_eq!(engine.failure().as_deref(), Some("shut down"));
     engine.drained().await;
 }
 
+/// What is not finished when the engine is shut down can be resumed elsewhere, and the worker's end was no crash.
+#[tokio::test]
+async fn a_shutdown_hands_over_what_runs_and_what_waits() {
+    let (engine, gate) = start_gated(EngineConfig { max_num_seqs: 1, ..config() });
+    let streams: Vec<EngineStream> = (1..4).map(|n| engine.generate(request(n, 10, 50)).unwrap()).collect();
+    engine.load().wait_for(|load| load.running == 1).await.unwrap();
+    let ended = {
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.shutdown().await })
+    };
+    drop(gate);
+    ended.await.unwrap();
+    for stream in streams {
+        let refusal = read(stream).await.1.expect("an error, not a bare end");
+        assert_eq!((refusal.code(), refusal.code().retry_elsewhere()), (ErrorCode::Draining, true));
+    }
+}
+
 #[tokio::test]
 async fn aborts_end_running_and_queued_requests_alone() {
     let (engine, gate) = start_gated(EngineConfig { max_num_seqs: 1, ..config() });
     let streams: Vec<EngineStream> = (1..4).map(|n| engine.generate(request(n, 10, 5)).unwrap()).collect();
-    engine.abort("request 1", AttemptId(9));
-    engine.abort("request 1", AttemptId(1));
-    engine.abort("request 2", AttemptId(2));
+    engine.abort("request 1", AttemptId(9), &[]);
+    engine.abort("request 1", AttemptId(1), &[]);
+    engine.abort("request 2", AttemptId(2), &[]);
     drop(gate);
     let mut ends = Vec::new();
     for stream in streams {
@@ -241,6 +263,68 @@ async fn aborts_end_running_and_queued_requests_alone() {
         .unwrap()
         .clone();
     assert_eq!((idle.counters.aborted, idle.kv.free + idle.kv.cached), (2, idle.kv.total));
+}
+
+/// Whichever choices are cut off, the leader that computes the prompt included, the others answer in full, and the first
+/// event tells of the prompt and of those that ended before it.
+#[tokio::test]
+async fn choices_that_are_cut_off_leave_the_others_as_they_were() {
+    let state = |index| ChoiceState { index, ..ChoiceState::default() };
+    for cut in [&[0][..], &[0, 1], &[2], &[1, 2], &[0, 0, 9]] {
+        let (engine, gate) = start_gated(EngineConfig { max_num_seqs: 2, ..config() });
+        let sent = EngineRequest { choices: (0..3).map(state).collect(), ..request(1, 30, 6) };
+        let whole: Vec<Vec<u32>> = (0..3).map(|index| answer(&sent, index)).collect();
+        let stream = engine.generate(sent).unwrap();
+        engine.abort("request 1", AttemptId(1), cut);
+        engine.abort("request 1", AttemptId(1), cut);
+        drop(gate);
+        let (events, error) = read(stream).await;
+        assert_eq!(error, None);
+        assert!(events[0].prompt.is_some() && events[1..].iter().all(|e| e.prompt.is_none()));
+        for (index, whole) in (0..).zip(whole) {
+            let (tokens, finish) = choice(&events, index);
+            match cut.contains(&index) {
+                true => assert!(finish == [FinishReason::Abort] && whole.starts_with(&tokens)),
+                false => {
+                    assert_eq!((tokens, finish), (whole, vec![FinishReason::Length]), "{index} of {cut:?}")
+                }
+            }
+        }
+        let idle = engine.load().wait_for(|load| load.running == 0).await.unwrap().clone();
+        assert_eq!((idle.kv.free + idle.kv.cached, idle.counters.aborted), (idle.kv.total, 0), "{cut:?}");
+    }
+    let engine = start();
+    let sent = EngineRequest { choices: (0..3).map(state).collect(), ..request(1, 30, 100) };
+    let stream = engine.generate(sent).unwrap();
+    engine.abort("request 1", AttemptId(1), &[2, 1, 0]);
+    let (events, _) = read(stream).await;
+    assert!(
+        (0..3).all(|index| choice(&events, index).1 == [FinishReason::Abort]),
+        "all of them is the request"
+    );
+    assert_eq!(engine.load().wait_for(|load| load.running == 0).await.unwrap().counters.aborted, 1);
+}
+
+/// A step that failed before the next was submitted: the reason is the step's, not that nothing can be submitted.
+#[tokio::test]
+async fn a_device_that_fails_between_steps_tells_why() {
+    struct Failed;
+    impl Runner for Failed {
+        fn submit(&mut self, plan: StepPlan) -> Result<StepId, BackendError> {
+            match plan.slots.is_empty() {
+                false => Ok(StepId(0)),
+                true => Err(BackendError { device: "fake".into(), reason: "an earlier step failed".into() }),
+            }
+        }
+
+        fn collect(&mut self, _: StepId) -> Result<StepOutput, BackendError> {
+            Err(BackendError { device: "fake".into(), reason: "the reason".into() })
+        }
+    }
+    let engine = Engine::start(config(), Box::new(Failed), None).unwrap();
+    let (_, refusal) = read(engine.generate(request(1, 20, 50)).unwrap()).await;
+    assert!(refusal.unwrap().to_string().contains("the reason"));
+    assert_eq!(engine.ended().await.as_ref(), "fake: the reason");
 }
 
 #[tokio::test]
