@@ -4,6 +4,7 @@
 pub mod block_hash;
 pub mod code;
 pub mod ids;
+pub mod trust;
 
 /// Version 1 of the wire protocol, as generated from `proto/thalweg/v1`.
 #[allow(missing_docs, clippy::all, unreachable_pub)]

@@ -1,9 +1,15 @@
 //! Why a request was not served, and why a router did not start.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use thalweg_proto::code::ErrorCode;
+
+/// Characters of a client's own words that an error message repeats: enough to recognise them by.
+const ECHO_CHARS_MAX: usize = 128;
+/// Characters of a whole message, whatever went into it.
+const MESSAGE_CHARS_MAX: usize = 2048;
 
 /// A request that could not be served, or not to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +47,23 @@ impl RouterError {
     }
 }
 
+/// What a client sent, as far as messages repeat it.
+pub(crate) fn echo(text: &str) -> Cow<'_, str> {
+    cut(text, ECHO_CHARS_MAX)
+}
+
+/// A message as clients get it.
+pub(crate) fn bounded(message: &str) -> Cow<'_, str> {
+    cut(message, MESSAGE_CHARS_MAX)
+}
+
+fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(chars_max) {
+        Some((end, _)) => Cow::Owned(format!("{}...", &text[..end])),
+        None => Cow::Borrowed(text),
+    }
+}
+
 /// The router did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RouterStartError {
@@ -60,4 +83,18 @@ pub enum RouterStartError {
         /// What is wrong and what would be right.
         reason: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_words_are_cut_between_characters() {
+        let check = |text: &str, expected: &str| assert_eq!(cut(text, 3), expected);
+        check("", "");
+        check("abc", "abc");
+        check("abcd", "abc...");
+        check("žžžž", "žžž...");
+    }
 }

@@ -1,27 +1,41 @@
 //! What this router counts, in the text format of Prometheus.
 
+mod index;
+
+use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use thalweg_membership::MembershipStats;
 use thalweg_proto::code::ErrorCode;
 
+use self::index::IndexMetrics;
+use crate::dispatch::metrics::ResumeMetrics;
 use crate::policy::Cost;
 use crate::workers::health::HealthState;
 use crate::workers::{Worker, Workers};
+
+/// Behind `thalweg_` in the name of nearly every family.
+const OURS: &str = "router";
 
 /// The families of this router and the registry that shows them.
 pub struct Metrics {
     registry: Mutex<Registry>,
     /// Of the way from admission to the first token.
     pub(crate) dispatch: DispatchMetrics,
+    /// Of answers that went from one worker to another.
+    pub(crate) resumes: ResumeMetrics,
     /// Of each worker, as this router sees it.
     workers: WorkerMetrics,
+    /// Of the cache index.
+    pub(crate) index: IndexMetrics,
     /// Of this router as a whole.
     pub(crate) gauges: RouterGauges,
 }
@@ -29,22 +43,31 @@ pub struct Metrics {
 impl Metrics {
     /// All families registered, at zero.
     pub fn new() -> Self {
-        let mut registry = Registry::with_prefix("thalweg_router");
-        let dispatch = DispatchMetrics::register(&mut registry);
-        let workers = WorkerMetrics::register(&mut registry);
-        let gauges = RouterGauges::register(&mut registry);
-        Self { registry: Mutex::new(registry), dispatch, workers, gauges }
+        let mut registry = Registry::with_prefix("thalweg");
+        let mass_loss = Gauge::default();
+        let help = "Workers that left membership all at once and are kept because they answer; 0 is well";
+        registry.register("membership_mass_loss", help, mass_loss.clone());
+        let ours = registry.sub_registry_with_prefix(OURS);
+        let dispatch = DispatchMetrics::register(ours);
+        let resumes = ResumeMetrics::register(ours);
+        let workers = WorkerMetrics::register(ours);
+        let index = IndexMetrics::register(ours);
+        let gauges = RouterGauges::register(ours, mass_loss);
+        Self { registry: Mutex::new(registry), dispatch, resumes, workers, index, gauges }
     }
 
     /// Lets another module add its own families.
     pub fn register<T>(&self, families: impl FnOnce(&mut Registry) -> T) -> T {
-        families(&mut self.registry.lock())
+        families(self.registry.lock().sub_registry_with_prefix(OURS))
     }
 
-    /// The text that /metrics serves.
-    pub fn encode(&self) -> String {
+    /// The text that /metrics serves, with the membership's own lines.
+    pub fn encode(&self, membership: &MembershipStats) -> String {
         let mut text = String::new();
-        if let Err(error) = prometheus_client::encoding::text::encode(&mut text, &self.registry.lock()) {
+        let written = encode_registry(&mut text, &self.registry.lock())
+            .and_then(|()| text.write_str(&membership.exposition()))
+            .and_then(|()| encode_eof(&mut text));
+        if let Err(error) = written {
             tracing::error!(%error, "metrics could not be written");
         }
         text
@@ -155,10 +178,10 @@ impl DispatchMetrics {
         self.retries.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// A worker was booked.
-    pub(crate) fn picked(&self, worker: &str, cost: &Cost) {
+    /// A worker was booked; `cost` tells when the first token is expected, if it has not come already.
+    pub(crate) fn picked(&self, worker: &str, cost: Option<&Cost>) {
         self.picks.get_or_create(&WorkerLabel { worker: worker.to_owned() }).inc();
-        self.predicted_first_token.observe(cost.first_token());
+        cost.into_iter().for_each(|cost| self.predicted_first_token.observe(cost.first_token()));
     }
 
     /// What became of a prediction.
@@ -233,10 +256,12 @@ pub(crate) struct RouterGauges {
     pub(crate) streams: Gauge,
     pub(crate) stream_buffer_bytes: Gauge,
     pub(crate) index_blocks: Gauge,
+    pub(crate) poisoned_prompts: Gauge,
+    pub(crate) mass_loss: Gauge,
 }
 
 impl RouterGauges {
-    fn register(registry: &mut Registry) -> Self {
+    fn register(registry: &mut Registry, mass_loss: Gauge) -> Self {
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::default();
             registry.register(name, help, gauge.clone());
@@ -247,6 +272,11 @@ impl RouterGauges {
             streams: gauge("streams", "Generations that run"),
             stream_buffer_bytes: gauge("stream_buffer_bytes", "Bytes of tokens that clients have not read"),
             index_blocks: gauge("index_blocks", "Distinct blocks in the cache index"),
+            poisoned_prompts: gauge(
+                "poisoned_prompts",
+                "Prompts refused because three workers ended abnormally with them",
+            ),
+            mass_loss,
         }
     }
 }

@@ -9,15 +9,17 @@ use rand::RngExt;
 use thalweg_cache_index::{CacheIndex, Replica};
 use thalweg_membership::Membership;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{AdmissionLimits, Gate};
+use crate::api::server::{self, Closing};
 use crate::api::stall_guard::GuardedListener;
 use crate::config::RouterConfig;
 use crate::dispatch::Dispatcher;
-use crate::error::RouterStartError;
+use crate::error::{RouterError, RouterStartError};
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::workers::Workers;
@@ -46,11 +48,14 @@ pub struct RouterState {
     pub metrics: Arc<Metrics>,
     gate: Arc<Gate>,
     replica: Arc<Replica>,
+    index: Arc<dyn CacheIndex>,
+    membership: Arc<dyn Membership>,
     draining: AtomicBool,
 }
 
 impl RouterState {
-    fn new(config: RouterConfig, replica: Arc<Replica>) -> Arc<Self> {
+    fn new(config: RouterConfig, index: Arc<dyn CacheIndex>, membership: Arc<dyn Membership>) -> Arc<Self> {
+        let replica = index.replica();
         let router_id = match config.router_id.as_str() {
             "" => format!("router-{:016x}", rand::rng().random::<u64>()),
             id => id.to_owned(),
@@ -75,12 +80,28 @@ impl RouterState {
             Arc::clone(&metrics),
         ));
         let draining = AtomicBool::new(false);
-        Arc::new(Self { config, models, workers, dispatcher, metrics, gate, replica, draining })
+        Arc::new(Self {
+            config,
+            models,
+            workers,
+            dispatcher,
+            metrics,
+            gate,
+            replica,
+            index,
+            membership,
+            draining,
+        })
     }
 
     /// The router is going away: /ready fails.
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// An error when the queue is full, whatever the request.
+    pub(crate) fn refuse_when_full(&self) -> Result<(), RouterError> {
+        self.gate.refuse_when_full()
     }
 
     /// The text that /metrics serves, all gauges up to date.
@@ -89,9 +110,12 @@ impl RouterState {
         gauges.queue_depth.set(self.gate.waiting() as i64);
         gauges.streams.set(self.dispatcher.running() as i64);
         gauges.stream_buffer_bytes.set(self.dispatcher.buffered_bytes() as i64);
+        gauges.mass_loss.set(self.workers.mass_loss() as i64);
+        gauges.poisoned_prompts.set(self.dispatcher.poisoned() as i64);
         gauges.index_blocks.set(self.replica.stats().blocks as i64);
         self.metrics.show_workers(&self.workers);
-        self.metrics.encode()
+        self.metrics.index.set(&self.index.stats());
+        self.metrics.encode(&self.membership.stats())
     }
 }
 
@@ -102,9 +126,8 @@ pub struct Router;
 pub struct RunningRouter {
     http: SocketAddr,
     state: Arc<RouterState>,
-    /// Refuse new connections and finish the open ones.
-    close: CancellationToken,
-    server: JoinHandle<std::io::Result<()>>,
+    closing: Closing,
+    server: JoinHandle<()>,
     background: JoinSet<()>,
 }
 
@@ -119,22 +142,20 @@ impl Router {
         let bind = |source| RouterStartError::Bind { address: config.http, source };
         let listener = TcpListener::bind(config.http).await.map_err(bind)?;
         let http = listener.local_addr().map_err(bind)?;
-        let state = RouterState::new(config, index.replica());
+        let state = RouterState::new(config, index, Arc::clone(&membership));
 
         let mut background = JoinSet::new();
         background.spawn(Arc::clone(&state.workers).follow(membership.watch(), CancellationToken::new()));
+        background.spawn(share_limits(Arc::clone(&state), membership.routers()));
         background.spawn(admit(Arc::clone(&state)));
         background.spawn(keep_time(Arc::clone(&state)));
 
-        let close = CancellationToken::new();
-        let server = tokio::spawn({
-            let listener = GuardedListener::new(listener, state.config.timeouts.client_stall_timeout);
-            let serve = axum::serve(listener, crate::api::routes(Arc::clone(&state)));
-            let serve = serve.with_graceful_shutdown(close.clone().cancelled_owned());
-            async move { serve.await }
-        });
+        let closing = Closing::default();
+        let listener = GuardedListener::new(listener, state.config.timeouts.client_stall_timeout);
+        let routes = crate::api::routes(Arc::clone(&state));
+        let server = tokio::spawn(server::serve(listener, routes, closing.clone()));
         tracing::info!(%http, router = state.workers.router_id(), "router listens");
-        Ok(RunningRouter { http, state, close, server, background })
+        Ok(RunningRouter { http, state, closing, server, background })
     }
 }
 
@@ -154,12 +175,14 @@ impl RunningRouter {
         self.state.workers.wait_for_ready(1).await;
     }
 
-    /// Fails /ready, goes on accepting for the drain delay, then finishes what runs within the drain timeout, and ends.
+    /// Fails /ready, goes on accepting for the drain delay while it asks clients to go, then finishes what runs within the
+    /// drain timeout. What remains is told so and ends.
     pub async fn shutdown(mut self) {
         let timeouts = self.state.config.timeouts.clone();
         self.state.draining.store(true, Ordering::Release);
+        self.closing.drain.cancel();
         sleep(timeouts.drain_delay).await;
-        self.close.cancel();
+        self.closing.close.cancel();
         if timeout(timeouts.drain_timeout, &mut self.server).await.is_err() {
             let streams = self.state.dispatcher.running();
             tracing::warn!(streams, "drain timeout is over, open requests are cut off");
@@ -175,6 +198,19 @@ impl Drop for RunningRouter {
     fn drop(&mut self) {
         self.state.dispatcher.stop();
         self.server.abort();
+    }
+}
+
+/// Divides the limits by the routers that live. No limiter is shared: each enforces its part.
+async fn share_limits(state: Arc<RouterState>, mut routers: watch::Receiver<usize>) {
+    let all = AdmissionLimits::from(&state.config.limits);
+    loop {
+        let live = *routers.borrow_and_update();
+        state.gate.set_limits(all.shared_by(live));
+        tracing::debug!(live, "limits are divided by live routers");
+        if routers.changed().await.is_err() {
+            return;
+        }
     }
 }
 

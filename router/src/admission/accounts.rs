@@ -33,6 +33,17 @@ impl From<&Limits> for AdmissionLimits {
     }
 }
 
+impl AdmissionLimits {
+    /// What one of so many routers enforces: its share, and one request at least.
+    pub fn shared_by(self, routers: usize) -> Self {
+        let share = |usage: Usage| Usage {
+            requests: (usage.requests / routers.max(1)).max(1),
+            tokens: (usage.tokens / routers.max(1) as u64).max(1),
+        };
+        Self { queued: share(self.queued), tenant: share(self.tenant) }
+    }
+}
+
 impl Usage {
     fn plus(self, tokens: u64) -> Self {
         Self { requests: self.requests + 1, tokens: self.tokens.saturating_add(tokens) }
@@ -67,6 +78,11 @@ impl Accounts {
         Self { limits, queued: Usage::default(), tenants: HashMap::new() }
     }
 
+    /// Holds what comes from now on against other limits.
+    pub(super) fn set_limits(&mut self, limits: AdmissionLimits) {
+        self.limits = limits;
+    }
+
     pub(super) fn queued(&self) -> Usage {
         self.queued
     }
@@ -74,6 +90,11 @@ impl Accounts {
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.queued == Usage::default() && self.tenants.is_empty()
+    }
+
+    /// No request may enter the queue, however small it is.
+    pub(super) fn full(&self) -> bool {
+        self.queued.requests >= self.limits.queued.requests
     }
 
     /// A request enters and waits.
@@ -88,6 +109,11 @@ impl Accounts {
         self.queued = self.queued.plus(tokens);
         self.tenants.insert(Arc::clone(tenant), of_tenant.plus(tokens));
         Ok(())
+    }
+
+    /// One that has been let through waits once more: no limit keeps it out.
+    pub(super) fn enter_again(&mut self, tokens: u64) {
+        self.queued = self.queued.plus(tokens);
     }
 
     /// It waits no longer.
@@ -131,6 +157,21 @@ mod tests {
         check(&[("a", 50), ("b", 50)], Ok(()));
         check(&[("a", 50), ("b", 51)], Err(Full::Queue));
         check(&[("a", 1), ("b", 1), ("c", 1), ("d", 1)], Err(Full::Queue));
+    }
+
+    #[test]
+    fn routers_share_a_limit_and_each_has_one_request_at_least() {
+        let check = |routers, expected: (usize, u64)| {
+            let all = Usage { requests: 10, tokens: 100 };
+            let share = AdmissionLimits { queued: all, tenant: all }.shared_by(routers);
+            assert_eq!((share.queued.requests, share.queued.tokens), expected, "{routers} routers");
+            assert_eq!(share.queued, share.tenant);
+        };
+        check(0, (10, 100));
+        check(1, (10, 100));
+        check(3, (3, 33));
+        check(10, (1, 10));
+        check(1_000, (1, 1));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use thalweg_proto::code::ErrorCode;
@@ -11,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::accounts::{Accounts, AdmissionLimits, Full};
-use super::queue::{FairQueue, Waiting};
+use super::queue::{Class, FairQueue, Waiting};
 use crate::error::RouterError;
 use crate::models::ModelEntry;
 use crate::workers::Room;
@@ -50,13 +51,16 @@ pub struct Gate {
 
 struct Inner {
     accounts: Accounts,
-    lines: HashMap<Arc<str>, ModelLine>,
+    lines: HashMap<LineKey, ModelLine>,
 }
+
+/// Name and fingerprint: whoever waits for one pool is not let through for the room of another.
+type LineKey = (Arc<str>, Bytes);
 
 /// Requests of one model.
 struct ModelLine {
     model: Arc<ModelEntry>,
-    queue: FairQueue<oneshot::Sender<Answer>>,
+    queue: FairQueue<Waiter>,
     /// Let through, but not booked on a worker yet: they count against its room.
     unbooked: u32,
     last_admission: Option<Instant>,
@@ -81,14 +85,54 @@ impl Gate {
 
     /// Waits for room. Refused at once when full, and when no worker is left; dropping the future leaves the queue.
     pub async fn enter(self: &Arc<Self>, ask: Ask) -> Result<Permit, RouterError> {
-        let mut place = self.queue_up(&ask, Instant::now())?;
+        let place = self.queue_up(ask, Instant::now())?;
+        self.wait(place).await
+    }
+
+    /// One that was let through has lost its worker: it waits for room ahead of new ones. No limit keeps it out, so that
+    /// its kind is bounded by what was let through; and it waits for as long as a worker may come back.
+    pub async fn enter_again(self: &Arc<Self>, permit: Permit) -> Result<Permit, RouterError> {
+        let place = self.queue_up_again(permit, Instant::now());
+        self.wait(place).await
+    }
+
+    /// The refusal that any request would get now: found out before anything is spent on it.
+    pub fn refuse_when_full(&self) -> Result<(), RouterError> {
+        let inner = self.inner.lock();
+        if !inner.accounts.full() {
+            return Ok(());
+        }
+        let longest = inner.lines.values().max_by_key(|line| line.queue.len());
+        longest.map_or(Ok(()), |line| Err(line.refusal(Full::Queue)))
+    }
+
+    /// Holds new requests against other limits from now on.
+    pub fn set_limits(&self, limits: AdmissionLimits) {
+        self.inner.lock().accounts.set_limits(limits);
+    }
+
+    async fn wait(self: &Arc<Self>, mut place: Place) -> Answer {
         self.pump(Instant::now());
         let patience = Instant::now() + self.queue_timeout;
-        match timeout_at(ask.deadline.min(patience), &mut place.answer).await {
+        match timeout_at(place.ask.deadline.min(patience), &mut place.answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(RouterError::new(ErrorCode::Internal, "the admission queue dropped a request")),
-            Err(_) => Err(too_late(&ask.model.name)),
+            Err(_) => Err(self.too_late(&place.ask.model)),
         }
+    }
+
+    fn too_late(&self, model: &ModelEntry) -> RouterError {
+        let (code, message) = match (self.room_of)(model) {
+            Room::NoWorker(reason) | Room::OtherWeights(reason) => {
+                (ErrorCode::Unavailable, format!("none came back for as long as may be waited: {reason}"))
+            }
+            Room::Requests(_) => {
+                let name = &model.name;
+                let message = format!("the request waited for a worker of {name} for longer than allowed");
+                (ErrorCode::DeadlineExceeded, message)
+            }
+        };
+        RouterError::new(code, message).retry_after(RETRY_AFTER_MIN)
     }
 
     /// Requests that wait.
@@ -103,25 +147,27 @@ impl Gate {
         let mut inner = self.inner.lock();
         let Inner { accounts, lines } = &mut *inner;
         for line in lines.values_mut().filter(|line| line.queue.len() > 0) {
-            match (self.room_of)(&line.model) {
-                Room::NoWorker(reason) => {
-                    for waiting in line.queue.drain() {
-                        accounts.leave_queue(waiting.tokens);
-                        accounts.leave(&waiting.tenant, waiting.tokens);
-                        let error = RouterError::new(ErrorCode::Unavailable, reason.clone());
-                        let error = error.retry_after(RETRY_AFTER_MIN);
-                        refused.extend(waiting.payload.send(Err(error)).err());
-                    }
+            let (sent_away, reason) = match (self.room_of)(&line.model) {
+                Room::NoWorker(reason) => (line.queue.drain_new(), reason),
+                Room::OtherWeights(reason) => {
+                    (line.queue.drain_new().into_iter().chain(line.queue.drain_again()).collect(), reason)
                 }
                 Room::Requests(room) => {
                     while line.unbooked < room {
                         let Some(waiting) = line.queue.pop(now) else { break };
                         accounts.leave_queue(waiting.tokens);
                         line.admitted(now);
-                        let permit = self.permit(&line.model, &waiting);
-                        refused.extend(waiting.payload.send(Ok(permit)).err());
+                        let (answer, permit) = self.permit(&line.model, waiting);
+                        refused.extend(answer.send(Ok(permit)).err());
                     }
+                    continue;
                 }
+            };
+            for waiting in sent_away {
+                accounts.leave_queue(waiting.tokens);
+                accounts.leave(&waiting.tenant, waiting.tokens);
+                let error = RouterError::new(ErrorCode::Unavailable, reason.clone());
+                refused.extend(waiting.payload.answer.send(Err(error.retry_after(RETRY_AFTER_MIN))).err());
             }
         }
         lines.retain(|_, line| line.queue.len() > 0 || line.unbooked > 0);
@@ -129,36 +175,72 @@ impl Gate {
         drop(refused);
     }
 
-    fn queue_up(self: &Arc<Self>, ask: &Ask, now: Instant) -> Result<Place, RouterError> {
-        let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
-        let (sender, answer) = oneshot::channel();
+    fn queue_up(self: &Arc<Self>, ask: Ask, now: Instant) -> Result<Place, RouterError> {
         let mut inner = self.inner.lock();
         let Inner { accounts, lines } = &mut *inner;
-        let line = lines.entry(ask.model.name.as_str().into()).or_insert_with(|| ModelLine::new(&ask.model));
-        // A model may have got new weights while its name stayed.
+        let line = lines.entry(ask.line()).or_insert_with(|| ModelLine::new(&ask.model));
+        // Its context may have changed with its workers.
         line.model = Arc::clone(&ask.model);
         if let Err(full) = accounts.enter(&ask.tenant, ask.tokens) {
             return Err(line.refusal(full));
         }
+        Ok(self.push(line, ask, Class::New, now))
+    }
+
+    fn queue_up_again(self: &Arc<Self>, mut permit: Permit, now: Instant) -> Place {
+        let mut inner = self.inner.lock();
+        permit.accounted = false;
+        if !std::mem::replace(&mut permit.booked, true) {
+            inner.no_longer_unbooked(&permit.ask.line());
+        }
+        let ask = permit.ask.clone();
+        let Inner { accounts, lines } = &mut *inner;
+        accounts.enter_again(ask.tokens);
+        let line = lines.entry(ask.line()).or_insert_with(|| ModelLine::new(&ask.model));
+        self.push(line, ask, Class::Again, now)
+    }
+
+    fn push(self: &Arc<Self>, line: &mut ModelLine, ask: Ask, class: Class, now: Instant) -> Place {
+        let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
+        let (sender, answer) = oneshot::channel();
         line.queue.push(Waiting {
             number,
             tenant: Arc::clone(&ask.tenant),
             priority: ask.priority,
             tokens: ask.tokens,
             since: now,
-            payload: sender,
+            class,
+            payload: Waiter { answer: sender, deadline: ask.deadline },
         });
-        Ok(Place { gate: Arc::clone(self), ask: ask.clone(), number, answer })
+        Place { gate: Arc::clone(self), ask, number, answer }
     }
 
-    fn permit(self: &Arc<Self>, model: &ModelEntry, waiting: &Waiting<oneshot::Sender<Answer>>) -> Permit {
-        Permit {
-            gate: Arc::clone(self),
-            model: model.name.as_str().into(),
-            tenant: Arc::clone(&waiting.tenant),
+    fn permit(
+        self: &Arc<Self>,
+        model: &Arc<ModelEntry>,
+        waiting: Waiting<Waiter>,
+    ) -> (oneshot::Sender<Answer>, Permit) {
+        let Waiter { answer, deadline } = waiting.payload;
+        let ask = Ask {
+            model: Arc::clone(model),
+            tenant: waiting.tenant,
+            priority: waiting.priority,
             tokens: waiting.tokens,
-            booked: false,
-        }
+            deadline,
+        };
+        (answer, Permit { gate: Arc::clone(self), ask, booked: false, accounted: true })
+    }
+}
+
+/// Who waits at the other end of a place in the queue.
+struct Waiter {
+    answer: oneshot::Sender<Answer>,
+    deadline: Instant,
+}
+
+impl Ask {
+    fn line(&self) -> LineKey {
+        (self.model.name.as_str().into(), self.model.fingerprint.clone())
     }
 }
 
@@ -193,11 +275,6 @@ impl ModelLine {
     }
 }
 
-fn too_late(model: &str) -> RouterError {
-    let message = format!("the request waited for a worker of {model} for longer than allowed");
-    RouterError::new(ErrorCode::DeadlineExceeded, message).retry_after(RETRY_AFTER_MIN)
-}
-
 /// A place in the queue. Dropping it leaves the queue.
 struct Place {
     gate: Arc<Gate>,
@@ -211,7 +288,7 @@ impl Drop for Place {
         let mut inner = self.gate.inner.lock();
         let Inner { accounts, lines } = &mut *inner;
         let ask = &self.ask;
-        let line = lines.get_mut(ask.model.name.as_str());
+        let line = lines.get_mut(&ask.line());
         let removed = line.and_then(|line| line.queue.remove(ask.priority, &ask.tenant, self.number));
         if removed.is_some() {
             accounts.leave_queue(ask.tokens);
@@ -223,27 +300,32 @@ impl Drop for Place {
 /// Leave to go to a worker, and the tenant's account of it. Dropping it gives both back.
 pub struct Permit {
     gate: Arc<Gate>,
-    model: Arc<str>,
-    tenant: Arc<str>,
-    tokens: u64,
+    ask: Ask,
     booked: bool,
+    /// Counted in the tenant's account; not any more when it waits once again.
+    accounted: bool,
 }
 
 impl Permit {
     /// The request is booked on a worker, whose own load shows it from now on.
     pub fn booked(&mut self) {
         if !std::mem::replace(&mut self.booked, true) {
-            self.gate.inner.lock().no_longer_unbooked(&self.model);
+            self.gate.inner.lock().no_longer_unbooked(&self.ask.line());
         }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        if self.booked && !self.accounted {
+            return;
+        }
         let mut inner = self.gate.inner.lock();
-        inner.accounts.leave(&self.tenant, self.tokens);
+        if self.accounted {
+            inner.accounts.leave(&self.ask.tenant, self.ask.tokens);
+        }
         if !self.booked {
-            inner.no_longer_unbooked(&self.model);
+            inner.no_longer_unbooked(&self.ask.line());
             drop(inner);
             // The room that it was let through for is somebody else's now.
             self.gate.pump(Instant::now());
@@ -252,8 +334,8 @@ impl Drop for Permit {
 }
 
 impl Inner {
-    fn no_longer_unbooked(&mut self, model: &str) {
-        if let Some(line) = self.lines.get_mut(model) {
+    fn no_longer_unbooked(&mut self, key: &LineKey) {
+        if let Some(line) = self.lines.get_mut(key) {
             line.unbooked = line.unbooked.saturating_sub(1);
         }
     }

@@ -24,19 +24,31 @@ pub(super) struct Waiting<T> {
     /// Its size: prompt and expected output.
     pub(super) tokens: u64,
     pub(super) since: Instant,
+    pub(super) class: Class,
     pub(super) payload: T,
+}
+
+/// Whether a request comes for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// It waits its turn, and is sent away when no worker is left.
+    New,
+    /// It was let through before and lost its worker: it goes ahead of new ones, in order of arrival, and waits for as
+    /// long as a worker may come back.
+    Again,
 }
 
 /// Requests of one model, bounded by the accounts that admit to it.
 #[derive(Debug)]
 pub(super) struct FairQueue<T> {
-    classes: BTreeMap<i32, Class<T>>,
+    again: VecDeque<Waiting<T>>,
+    new: BTreeMap<i32, Priority<T>>,
     len: usize,
 }
 
 impl<T> Default for FairQueue<T> {
     fn default() -> Self {
-        Self { classes: BTreeMap::new(), len: 0 }
+        Self { again: VecDeque::new(), new: BTreeMap::new(), len: 0 }
     }
 }
 
@@ -46,20 +58,27 @@ impl<T> FairQueue<T> {
     }
 
     pub(super) fn push(&mut self, waiting: Waiting<T>) {
-        self.classes.entry(waiting.priority).or_default().push(waiting);
         self.len += 1;
+        match waiting.class {
+            Class::Again => self.again.push_back(waiting),
+            Class::New => self.new.entry(waiting.priority).or_default().push(waiting),
+        }
     }
 
     /// The next to go.
     pub(super) fn pop(&mut self, now: Instant) -> Option<Waiting<T>> {
-        let due = |(priority, class): (&i32, &Class<T>)| {
+        if let Some(first) = self.again.pop_front() {
+            self.len -= 1;
+            return Some(first);
+        }
+        let due = |(priority, class): (&i32, &Priority<T>)| {
             let oldest = class.oldest()?;
             let steps = now.saturating_duration_since(oldest).as_secs() / AGEING_STEP.as_secs();
             Some((i64::from(*priority).saturating_sub_unsigned(steps), oldest, *priority))
         };
-        let (_, _, priority) = self.classes.iter().filter_map(due).min()?;
-        let by_age = self.classes.keys().next() != Some(&priority);
-        let class = self.classes.get_mut(&priority)?;
+        let (_, _, priority) = self.new.iter().filter_map(due).min()?;
+        let by_age = self.new.keys().next() != Some(&priority);
+        let class = self.new.get_mut(&priority)?;
         let next = if by_age { class.pop_oldest() } else { class.pop_in_turn() };
         self.shrink(priority, next.is_some().into());
         next
@@ -67,29 +86,39 @@ impl<T> FairQueue<T> {
 
     /// Takes out one that no longer waits.
     pub(super) fn remove(&mut self, priority: i32, tenant: &str, number: u64) -> Option<Waiting<T>> {
-        let removed = self.classes.get_mut(&priority)?.remove(tenant, number);
+        if let Some(at) = self.again.iter().position(|w| w.number == number) {
+            self.len -= 1;
+            return self.again.remove(at);
+        }
+        let removed = self.new.get_mut(&priority)?.remove(tenant, number);
         self.shrink(priority, removed.is_some().into());
         removed
     }
 
-    /// Takes out all.
-    pub(super) fn drain(&mut self) -> Vec<Waiting<T>> {
-        self.len = 0;
-        let classes = std::mem::take(&mut self.classes);
+    /// Takes out all that come for the first time.
+    pub(super) fn drain_new(&mut self) -> Vec<Waiting<T>> {
+        self.len = self.again.len();
+        let classes = std::mem::take(&mut self.new);
         classes.into_values().flat_map(|class| class.lines.into_values().flat_map(|l| l.waiting)).collect()
+    }
+
+    /// Takes out all that were let through before.
+    pub(super) fn drain_again(&mut self) -> Vec<Waiting<T>> {
+        self.len -= self.again.len();
+        self.again.drain(..).collect()
     }
 
     fn shrink(&mut self, priority: i32, removed: usize) {
         self.len -= removed;
-        if self.classes.get(&priority).is_some_and(|class| class.lines.is_empty()) {
-            self.classes.remove(&priority);
+        if self.new.get(&priority).is_some_and(|class| class.lines.is_empty()) {
+            self.new.remove(&priority);
         }
     }
 }
 
 /// Requests of one priority: deficit round robin over tenants.
 #[derive(Debug)]
-struct Class<T> {
+struct Priority<T> {
     lines: HashMap<Arc<str>, Line<T>>,
     /// Tenants with waiting requests, the next one first.
     turns: VecDeque<Arc<str>>,
@@ -103,13 +132,13 @@ struct Line<T> {
     deficit: u64,
 }
 
-impl<T> Default for Class<T> {
+impl<T> Default for Priority<T> {
     fn default() -> Self {
         Self { lines: HashMap::new(), turns: VecDeque::new() }
     }
 }
 
-impl<T> Class<T> {
+impl<T> Priority<T> {
     fn push(&mut self, waiting: Waiting<T>) {
         let tenant = Arc::clone(&waiting.tenant);
         let turns = &mut self.turns;
@@ -199,8 +228,16 @@ mod tests {
     fn queue(clock: &Clock, requests: &[(&str, i32, u64, u64)]) -> FairQueue<()> {
         let mut queue = FairQueue::default();
         for (number, &(tenant, priority, tokens, second)) in (0..).zip(requests) {
-            let since = clock.at(second);
-            queue.push(Waiting { number, tenant: tenant.into(), priority, tokens, since, payload: () });
+            let (since, class) = (clock.at(second), Class::New);
+            queue.push(Waiting {
+                number,
+                tenant: tenant.into(),
+                priority,
+                tokens,
+                since,
+                class,
+                payload: (),
+            });
         }
         queue
     }
@@ -215,7 +252,7 @@ mod tests {
             let clock = clock();
             let mut queue = queue(&clock, requests);
             assert_eq!(order(&mut queue, clock.at(now)), expected, "{name}");
-            assert_eq!((queue.len(), queue.classes.len()), (0, 0), "{name}");
+            assert_eq!((queue.len(), queue.new.len()), (0, 0), "{name}");
         };
         check("one tenant: first come first served", &[("a", 0, 9_000, 0), ("a", 0, 1, 1)], 1, &[0, 1]);
         check("priority first", &[("a", 1, 10, 0), ("a", -1, 10, 1), ("a", 0, 10, 1)], 1, &[1, 2, 0]);
@@ -276,11 +313,28 @@ mod tests {
         assert_eq!(order(&mut queue, clock.at(0)), [0, 2]);
     }
 
+    fn again(number: u64, clock: &Clock) -> Waiting<()> {
+        let (tenant, since) = ("a".into(), clock.at(9));
+        Waiting { number, tenant, priority: 5, tokens: 10, since, class: Class::Again, payload: () }
+    }
+
     #[test]
-    fn draining_takes_everybody() {
+    fn whoever_lost_its_worker_goes_ahead_of_new_ones_in_order() {
+        let clock = clock();
+        let mut queue = queue(&clock, &[("a", -9, 10, 0), ("b", 0, 10, 0)]);
+        (7..10).for_each(|number| queue.push(again(number, &clock)));
+        assert_eq!(queue.remove(5, "a", 8).map(|w| w.number), Some(8));
+        assert_eq!(queue.len(), 4);
+        assert_eq!(order(&mut queue, clock.at(9)), [7, 9, 0, 1]);
+    }
+
+    #[test]
+    fn draining_takes_everybody_of_a_class() {
         let clock = clock();
         let mut queue = queue(&clock, &[("a", 0, 10, 0), ("b", 1, 10, 0), ("a", 2, 10, 0)]);
-        assert_eq!((queue.drain().len(), queue.len()), (3, 0));
+        queue.push(again(7, &clock));
+        assert_eq!((queue.drain_new().len(), queue.len()), (3, 1));
+        assert_eq!((queue.drain_again().len(), queue.len()), (1, 0));
         assert!(queue.pop(clock.at(0)).is_none());
     }
 }

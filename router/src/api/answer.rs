@@ -5,13 +5,13 @@ use std::sync::Arc;
 use futures::stream::{self, AbortHandle, BoxStream, SelectAll, StreamExt};
 use thalweg_proto::ids::WorkerId;
 
-use crate::dispatch::{Dispatcher, Generation, GenerationEvent, Tokenized};
+use crate::dispatch::{ChoiceEnder, Dispatcher, Generation, GenerationEvent, Tokenized};
 use crate::error::RouterError;
 
 /// What happens to one prompt.
 pub(super) enum Event {
-    /// A worker has taken it.
-    Placed(WorkerId),
+    /// A worker has taken it; single choices can be ended from now on.
+    Placed(WorkerId, ChoiceEnder),
     /// The worker sent something.
     Output(GenerationEvent),
 }
@@ -83,7 +83,8 @@ fn generation(
         let (item, state) = match state {
             State::Waiting(request) => match dispatcher.dispatch(*request).await {
                 Ok(generation) => {
-                    (Ok(Event::Placed(generation.worker().clone())), State::Running(generation))
+                    let placed = Event::Placed(generation.worker().clone(), generation.ender());
+                    (Ok(placed), State::Running(generation))
                 }
                 Err(error) => (Err(error), State::Ended),
             },

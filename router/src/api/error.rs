@@ -10,7 +10,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 use thalweg_proto::code::ErrorCode;
 
-use crate::error::RouterError;
+use crate::error::{RouterError, echo};
 use crate::sse::chunk::error_object;
 
 /// A reply that says why there is no other.
@@ -41,7 +41,7 @@ fn whole_seconds(after: Duration) -> u64 {
 pub(super) async fn no_such_path(request: Request) -> Response {
     let message = format!(
         "there is nothing at {}; try POST /v1/chat/completions, POST /v1/completions or GET /v1/models",
-        request.uri().path()
+        echo(request.uri().path())
     );
     plain(StatusCode::NOT_FOUND, "not_found", message)
 }
@@ -50,8 +50,8 @@ pub(super) async fn no_such_path(request: Request) -> Response {
 pub(super) async fn method_not_allowed(request: Request) -> Response {
     let message = format!(
         "{} is not served at {}; the Allow header tells what is",
-        request.method(),
-        request.uri().path()
+        echo(request.method().as_str()),
+        echo(request.uri().path())
     );
     plain(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }

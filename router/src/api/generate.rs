@@ -54,6 +54,8 @@ async fn prepare(
     request: Request,
 ) -> Result<(ValidRequest, Vec<TokenizedPrompt>), RouterError> {
     let bytes = body::read(request, &api.router.config).await?;
+    // To tokenise what will be refused would take time from what will not.
+    api.router.refuse_when_full()?;
     let shared = Arc::clone(api);
     api.pool.run(move || parse_and_tokenize(&shared, endpoint, &bytes)).await
 }

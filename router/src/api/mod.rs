@@ -10,6 +10,7 @@ pub(crate) mod metrics;
 mod models;
 mod pool;
 mod script;
+pub(crate) mod server;
 mod session;
 pub(crate) mod stall_guard;
 mod stream;

@@ -7,7 +7,7 @@ use thalweg_proto::ids::WorkerId;
 use thalweg_proto::v1;
 use tokio::time::Instant;
 
-use crate::dispatch::Tokenized;
+use crate::dispatch::{ChoiceEnder, Tokenized};
 use crate::error::RouterError;
 use crate::output::Assembly;
 use crate::output::choice::Piece;
@@ -30,6 +30,8 @@ pub(super) struct Session {
     pub(super) worker: Option<WorkerId>,
     pub(super) record: UsageRecord,
     answer: Answer,
+    /// By prompt, once a worker has taken it.
+    enders: Vec<Option<ChoiceEnder>>,
 }
 
 impl Session {
@@ -59,7 +61,8 @@ impl Session {
         let answer = Answer::new(&api.router.dispatcher, prompts.iter().enumerate().map(tokenized).collect());
         let request = Arc::new(request);
         let assembly = Assembly::new(Arc::clone(&request), prompts);
-        Self { request, head, assembly, worker: None, record, answer }
+        let enders = vec![None; prompts.len()];
+        Self { request, head, assembly, worker: None, record, answer, enders }
     }
 
     /// Waits for more output and appends it to `pieces`. False once the answer is complete.
@@ -83,19 +86,31 @@ impl Session {
             ));
         };
         match item? {
-            (_, Event::Placed(worker)) => {
+            (prompt, Event::Placed(worker, ender)) => {
+                self.enders[prompt] = Some(ender);
                 self.record.worker(worker.as_str());
                 self.worker.get_or_insert(worker);
             }
             (prompt, Event::Output(output)) => {
+                let known = pieces.len();
                 self.assembly.push(prompt, output, pieces)?;
                 self.record.progress(self.assembly.usage());
                 if self.assembly.prompt_finished(prompt) {
                     self.answer.finish(prompt);
+                } else {
+                    self.end_choices(prompt, &pieces[known..]);
                 }
             }
         }
         Ok(())
+    }
+
+    /// A choice that met a stop string would decode on for nobody.
+    fn end_choices(&self, prompt: usize, pieces: &[Piece]) {
+        let Some(ender) = &self.enders[prompt] else { return };
+        for piece in pieces.iter().filter(|piece| piece.finish.is_some()) {
+            ender.end(piece.choice as u32 % self.request.choices());
+        }
     }
 }
 

@@ -53,7 +53,9 @@ pub struct Limits {
     #[arg(long, env = "THALWEG_BODY_BYTES_MAX", default_value_t = 32 << 20)]
     pub body_bytes_max: usize,
 
-    /// Requests that wait in this router; above it 429
+    /// Requests that wait in this router, beyond those that its workers have taken; above it 429. A worker takes
+    /// --max-num-seqs of its own and as many more as make a second of prefill, which are many where prompts are short.
+    /// This and the next three are limits of the whole cluster: each of n live routers enforces the n-th part
     #[arg(long, env = "THALWEG_QUEUE_REQUESTS_MAX", default_value_t = 2048)]
     pub queue_requests_max: usize,
 
@@ -72,6 +74,11 @@ pub struct Limits {
     /// Tries of one request before its first token, the first one included
     #[arg(long, env = "THALWEG_ATTEMPTS_MAX", default_value_t = 3)]
     pub attempts_max: u32,
+
+    /// Times that a begun answer is continued by another worker after it lost one. Not counted: orderly hand-overs by
+    /// draining workers that did some of it, and losses that another request explains better
+    #[arg(long, env = "THALWEG_RESUMES_MAX", default_value_t = 2)]
+    pub resumes_max: u32,
 
     /// Choices (n) of one request
     #[arg(long, env = "THALWEG_CHOICES_MAX", default_value_t = 128)]
@@ -111,12 +118,13 @@ pub struct Timeouts {
     #[serde(with = "seconds")]
     pub connect_timeout: Duration,
 
-    /// On shutdown, /ready fails for so long before new requests are refused
+    /// On shutdown, requests are still taken for so long while /ready fails and clients are asked to go: as long as load
+    /// balancers need to notice
     #[arg(long, env = "THALWEG_DRAIN_DELAY", default_value = "0", value_parser = seconds::parse)]
     #[serde(with = "seconds")]
     pub drain_delay: Duration,
 
-    /// On shutdown, running requests may take so long to finish
+    /// On shutdown, running requests may then take so long to finish; those that do not end with an error event
     #[arg(long, env = "THALWEG_DRAIN_TIMEOUT", default_value = "30", value_parser = seconds::parse)]
     #[serde(with = "seconds")]
     pub drain_timeout: Duration,

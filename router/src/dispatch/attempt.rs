@@ -1,98 +1,91 @@
-//! One try of a request on one worker, up to its first tokens.
+//! One try of a request on one worker, up to its first new tokens.
 
-use thalweg_proto::code::ErrorCode;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use thalweg_proto::v1;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
-use super::RETRY_AFTER;
+use super::broken::Broken;
 use super::progress::Progress;
 use super::stage::{Hashed, Placed, Streaming};
 use crate::admission::Permit;
-use crate::error::RouterError;
+use crate::workers::Booking;
 use crate::workers::health::HealthState;
 
 /// A worker's answer as it arrives.
 pub(super) struct Source {
     stream: tonic::Streaming<v1::GenerateResponse>,
-    state: watch::Receiver<HealthState>,
+    /// What ends it from outside: made once, since a timer for each token would cost more than the token.
+    ended: BoxFuture<'static, Broken>,
     attempt_id: u64,
-    deadline: Instant,
 }
 
-/// Why the answer ended early.
-#[derive(Clone, Debug)]
-pub(super) enum Broken {
-    /// The worker or the way to it failed; nothing says that the request was at fault.
-    Lost(String),
-    /// The worker refused or failed, and said so.
-    Refused(RouterError),
-    /// The request's time is over.
-    Late,
-}
-
-/// A try that brought no token; what is needed for another one.
+/// A try that failed; what is needed for another one.
 pub(super) struct Failed {
     pub(super) hashed: Hashed,
     pub(super) permit: Permit,
+    pub(super) booking: Booking,
     pub(super) broken: Broken,
 }
 
+type Opened = (Source, v1::PromptInfo, Vec<v1::ChoiceDelta>);
+
 impl Placed {
-    /// Opens the stream and waits for the first tokens.
-    pub(super) async fn open(self, router_id: &str) -> Result<Streaming, Box<Failed>> {
+    /// Opens the stream and waits for the first new tokens.
+    pub(super) async fn open(mut self, router_id: &str) -> Result<Streaming, Box<Failed>> {
         match self.try_open(router_id).await {
-            Ok((source, progress, prompt, first)) => {
-                Ok(Streaming { placed: self, source, progress, prompt, first })
-            }
-            Err(broken) => Err(Box::new(Failed { hashed: self.hashed, permit: self.permit, broken })),
+            Ok((source, prompt, first)) => Ok(Streaming { placed: self, source, prompt, first }),
+            Err(broken) => Err(Box::new(self.failed(broken))),
         }
     }
 
-    async fn try_open(
-        &self,
-        router_id: &str,
-    ) -> Result<(Source, Progress, v1::PromptInfo, Vec<v1::ChoiceDelta>), Broken> {
-        let request = &self.hashed.request;
-        let mut progress = Progress::new(request.n, request.sampling.max_tokens);
-        let message = self.message(router_id, &progress);
+    /// What is left of it when the answer broke.
+    pub(super) fn failed(self, broken: Broken) -> Failed {
+        Failed { hashed: self.hashed, permit: self.permit, booking: self.booking, broken }
+    }
+
+    async fn try_open(&mut self, router_id: &str) -> Result<Opened, Broken> {
+        let message = self.message(router_id);
         let mut source = self.call(message).await?;
         let mut prompt = None;
         loop {
-            let Some(message) = source.next().await? else {
-                return Err(Broken::Lost("it ended its answer before the first token".to_owned()));
-            };
+            let Some(message) = source.next().await? else { return Err(Broken::ended_early()) };
             prompt = message.prompt.or(prompt);
-            let first = progress.take(message.deltas).map_err(Broken::Refused)?;
+            let first = self.hashed.journey.progress.take(message.deltas).map_err(Broken::of_nonsense)?;
             if !first.is_empty() {
-                return Ok((source, progress, prompt.unwrap_or_default(), first));
+                return Ok((source, prompt.unwrap_or_default(), first));
             }
         }
     }
 
     async fn call(&self, message: v1::GenerateRequest) -> Result<Source, Broken> {
         let worker = self.booking.worker();
-        let (mut client, mut state) = (worker.client(), worker.watch_state());
-        let deadline = self.hashed.request.deadline;
-        let gone = worker.watch_state();
+        let mut client = worker.client();
+        let mut ended = ends(worker.watch_state(), self.hashed.request.deadline).boxed();
         let stream = tokio::select! {
-            () = given_up(&mut state) => return Err(silent()),
-            answer = timeout_at(deadline, client.generate(message)) => {
-                answer.map_err(|_| Broken::Late)?.map_err(|status| Broken::of(&status))?.into_inner()
-            }
+            biased;
+            answer = client.generate(message) => answer.map_err(|status| Broken::of(&status))?.into_inner(),
+            broken = &mut ended => return Err(broken),
         };
-        Ok(Source { stream, state: gone, attempt_id: self.attempt_id, deadline })
+        Ok(Source { stream, ended, attempt_id: self.attempt_id })
     }
 
-    fn message(&self, router_id: &str, progress: &Progress) -> v1::GenerateRequest {
+    fn message(&self, router_id: &str) -> v1::GenerateRequest {
         let request = &self.hashed.request;
+        let progress = &self.hashed.journey.progress;
+        let mut sampling = request.sampling.clone();
+        if progress.tokens() > 0 {
+            // They came with the first token, and would cost a prefill without the cache.
+            sampling.prompt_logprobs = None;
+        }
         v1::GenerateRequest {
             request_id: request.request_id.clone(),
             attempt_id: self.attempt_id,
             model: request.model.name.clone(),
             prompt_ids: request.prompt_ids.to_vec(),
-            sampling: Some(request.sampling.clone()),
-            choices: progress.choices().to_vec(),
+            sampling: Some(sampling),
+            choices: progress.unfinished(),
             cache_scope: Some(request.scope.clone()),
             adapter: request.adapter.clone(),
             priority: request.priority,
@@ -108,11 +101,11 @@ impl Source {
     /// The next message of this attempt; None at the end.
     pub(super) async fn next(&mut self) -> Result<Option<v1::GenerateResponse>, Broken> {
         loop {
+            // A broken stream is noticed here, at once; the worker's health need not say so first.
             let message = tokio::select! {
                 biased;
                 message = self.stream.message() => message.map_err(|status| Broken::of(&status))?,
-                () = given_up(&mut self.state) => return Err(silent()),
-                () = tokio::time::sleep_until(self.deadline) => return Err(Broken::Late),
+                broken = &mut self.ended => return Err(broken),
             };
             match message {
                 Some(late) if late.attempt_id != self.attempt_id => {}
@@ -120,66 +113,24 @@ impl Source {
             }
         }
     }
-}
 
-impl Broken {
-    fn of(status: &tonic::Status) -> Self {
-        // A status with a source was made on this side: the connection failed.
-        let local = std::error::Error::source(status).is_some();
-        let code = ErrorCode::of(status);
-        if local || (code == ErrorCode::Unavailable && status.metadata().is_empty()) {
-            return Self::Lost(status.message().to_owned());
-        }
-        Self::Refused(RouterError::of_status(status))
-    }
-
-    /// Nothing was done that another worker could not do.
-    pub(super) fn retry_elsewhere(&self) -> bool {
-        match self {
-            Self::Lost(_) => true,
-            Self::Refused(error) => error.code.retry_elsewhere(),
-            Self::Late => false,
-        }
-    }
-
-    /// Short name for metrics.
-    pub(super) fn reason(&self) -> &'static str {
-        match self {
-            Self::Lost(_) => "lost",
-            Self::Refused(error) => error.code.as_str(),
-            Self::Late => "late",
-        }
-    }
-
-    /// What the client is told when there is no other try.
-    pub(super) fn into_error(self, tokens: usize) -> RouterError {
-        match self {
-            Self::Lost(why) if tokens == 0 => {
-                let message =
-                    format!("the worker could not be reached before the first token: {why}; try again");
-                RouterError::new(ErrorCode::Unavailable, message).retry_after(RETRY_AFTER)
-            }
-            Self::Lost(why) => {
-                let message = format!("the worker was lost after {tokens} tokens: {why}; try again");
-                RouterError::new(ErrorCode::Unavailable, message)
-            }
-            Self::Refused(error) if error.code == ErrorCode::Overloaded => error.retry_after(RETRY_AFTER),
-            Self::Refused(error) => error,
-            Self::Late => RouterError::new(
-                ErrorCode::DeadlineExceeded,
-                format!("the request took longer than allowed; it ended after {tokens} tokens"),
-            ),
-        }
+    /// The next deltas that `progress` has not seen.
+    pub(super) async fn deltas(&mut self, progress: &mut Progress) -> Result<Vec<v1::ChoiceDelta>, Broken> {
+        let Some(message) = self.next().await? else { return Err(Broken::ended_early()) };
+        progress.take(message.deltas).map_err(Broken::of_nonsense)
     }
 }
 
-async fn given_up(state: &mut watch::Receiver<HealthState>) {
-    // The sender lives in the worker, which the booking holds; without it nobody can say more.
-    if state.wait_for(|s| *s == HealthState::Gone).await.is_err() {
-        std::future::pending::<()>().await;
+/// Returns when the worker is given up or the request's time is over.
+async fn ends(mut state: watch::Receiver<HealthState>, deadline: Instant) -> Broken {
+    let gone = async {
+        // The sender lives in the worker, which the booking holds; without it nobody can say more.
+        if state.wait_for(|s| *s == HealthState::Gone).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = gone => Broken::silent(),
+        () = sleep_until(deadline) => Broken::Late,
     }
-}
-
-fn silent() -> Broken {
-    Broken::Lost("it fell silent or hangs".to_owned())
 }

@@ -8,8 +8,9 @@ use thalweg_proto::v1;
 use tokio::task::AbortHandle;
 
 use super::Dispatcher;
-use super::attempt::Broken;
+use super::broken::Broken;
 use super::buffer::Buffer;
+use super::ended::ChoiceEnder;
 use super::stage::Streaming;
 use crate::error::RouterError;
 
@@ -29,23 +30,28 @@ pub enum GenerationEvent {
 pub struct Generation {
     worker: WorkerId,
     buffer: Arc<Buffer>,
+    ender: ChoiceEnder,
     drain: AbortHandle,
 }
 
 impl Generation {
     pub(super) fn start(dispatcher: &Arc<Dispatcher>, mut streaming: Streaming) -> Self {
         let worker = streaming.placed.booking.worker().id.clone();
-        let buffer = dispatcher.buffers.open();
+        let (buffer, ender) = (dispatcher.buffers.open(), ChoiceEnder::default());
         buffer.push(GenerationEvent::Prompt(std::mem::take(&mut streaming.prompt)));
-        buffer.push(GenerationEvent::Deltas(std::mem::take(&mut streaming.first)));
-        let drain =
-            tokio::spawn(drain(Arc::clone(dispatcher), streaming, Arc::clone(&buffer))).abort_handle();
-        Self { worker, buffer, drain }
+        let drain = drain(Arc::clone(dispatcher), streaming, Arc::clone(&buffer), ender.clone());
+        let drain = tokio::spawn(drain).abort_handle();
+        Self { worker, buffer, ender, drain }
     }
 
-    /// Who serves it.
+    /// Who served its first token.
     pub fn worker(&self) -> &WorkerId {
         &self.worker
+    }
+
+    /// Ends single choices while the others go on.
+    pub fn ender(&self) -> ChoiceEnder {
+        self.ender.clone()
     }
 
     /// The next event; None after every choice has finished. An error is the last event.
@@ -61,45 +67,70 @@ impl Drop for Generation {
     }
 }
 
-/// Takes the worker's tokens as fast as they come, whatever the client does.
-async fn drain(dispatcher: Arc<Dispatcher>, mut streaming: Streaming, buffer: Arc<Buffer>) {
+/// Takes the workers' tokens as fast as they come, whatever the client does.
+async fn drain(dispatcher: Arc<Dispatcher>, streaming: Streaming, buffer: Arc<Buffer>, ender: ChoiceEnder) {
+    let request_id = streaming.placed.hashed.request.request_id.clone();
     let end = tokio::select! {
-        end = to_the_end(&mut streaming, &buffer) => end,
+        end = to_the_end(&dispatcher, streaming, &buffer, &ender) => end,
         () = buffer.cut_off() => return,
         () = buffer.stalled(dispatcher.client_stall_timeout) => return,
-        () = dispatcher.stop.cancelled() => Err(Broken::Refused(super::stopping())),
+        () = dispatcher.stop.cancelled() => Err(super::stopping()),
     };
-    let Streaming { placed, mut source, progress, .. } = streaming;
-    let request = &placed.hashed.request;
     match end {
-        Ok(()) => {
-            dispatcher.observe_lengths(request, &progress);
+        Ok(Streaming { placed, mut source, .. }) => {
+            dispatcher.observe_lengths(&placed.hashed.request, &placed.hashed.journey.progress);
             buffer.end(Ok(()));
             drop(placed);
             // Dropping the stream before its trailers came would look like a cancellation to the worker.
             let _ = tokio::time::timeout(CLOSING, source.next()).await;
         }
-        Err(ended) => {
-            let error = ended.into_error(progress.tokens());
+        Err(error) => {
             dispatcher.metrics.dispatch.broken(error.code);
-            tracing::warn!(
-                request = request.request_id.as_str(), worker = %placed.booking.worker().id, %error,
-                "generation ended early"
-            );
+            tracing::warn!(request = request_id, %error, "generation ended early");
             buffer.end(Err(error));
         }
     }
 }
 
-async fn to_the_end(streaming: &mut Streaming, buffer: &Buffer) -> Result<(), Broken> {
-    while !streaming.progress.finished() {
-        let Some(message) = streaming.source.next().await? else {
-            return Err(Broken::Lost("it ended its answer early".to_owned()));
+/// Follows the worker, and those after it that continue what it began.
+async fn to_the_end(
+    dispatcher: &Dispatcher,
+    mut streaming: Streaming,
+    buffer: &Buffer,
+    ender: &ChoiceEnder,
+) -> Result<Streaming, RouterError> {
+    loop {
+        // The blocks that the prefill was expected to bring are there, and the worker has survived it.
+        streaming.placed.booking.prefilled();
+        dispatcher.account_hit(&streaming);
+        buffer.push(GenerationEvent::Deltas(std::mem::take(&mut streaming.first)));
+        let broken = match follow(&mut streaming, buffer, ender).await {
+            Ok(()) => return Ok(streaming),
+            Err(broken) => broken,
         };
-        let deltas = streaming.progress.take(message.deltas).map_err(Broken::Refused)?;
-        if !deltas.is_empty() {
-            buffer.push(GenerationEvent::Deltas(deltas));
+        let Streaming { placed, source, .. } = streaming;
+        drop(source);
+        streaming = dispatcher.resume(placed.failed(broken)).await?;
+    }
+}
+
+async fn follow(streaming: &mut Streaming, buffer: &Buffer, ender: &ChoiceEnder) -> Result<(), Broken> {
+    let Streaming { placed, source, .. } = streaming;
+    // The end of an only choice is the end of the generation.
+    let many = placed.hashed.request.n > 1;
+    loop {
+        ender.apply(placed);
+        let progress = &mut placed.hashed.journey.progress;
+        if progress.finished() {
+            return Ok(());
+        }
+        tokio::select! {
+            biased;
+            deltas = source.deltas(progress) => match deltas? {
+                deltas if deltas.is_empty() => {}
+                deltas => buffer.push(GenerationEvent::Deltas(deltas)),
+            },
+            () = ender.more(), if many => {}
         }
     }
-    Ok(())
 }

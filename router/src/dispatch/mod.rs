@@ -1,11 +1,17 @@
-//! One request from tokens to a running generation: hash, wait for room, match, pick, book, open; elsewhere again as long
-//! as no token has come.
+//! One request from tokens to a running generation: hash, wait for room, match, pick, book, open; and again elsewhere when
+//! the worker is lost, before the first token or after it.
 
 mod attempt;
+mod broken;
 mod buffer;
+mod carry;
+mod ended;
 mod generation;
+mod journey;
 mod lengths;
+pub(crate) mod metrics;
 mod place;
+mod poison;
 mod progress;
 pub mod stage;
 
@@ -18,9 +24,11 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use thalweg_cache_index::Replica;
 use thalweg_proto::code::ErrorCode;
-use thalweg_proto::ids::WorkerId;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub use ended::ChoiceEnder;
 pub use generation::{Generation, GenerationEvent};
 pub use stage::Tokenized;
 
@@ -30,9 +38,10 @@ use crate::error::RouterError;
 use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::workers::Workers;
-use attempt::Failed;
 use buffer::BufferPool;
+use journey::TryLimits;
 use lengths::OutputLengths;
+use poison::Poison;
 use progress::Progress;
 use stage::{Hashed, Streaming};
 
@@ -43,7 +52,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub struct Dispatcher {
     policy: Policy,
     harm_weight: f64,
-    attempts_max: u32,
+    limits: TryLimits,
     client_stall_timeout: Duration,
     workers: Arc<Workers>,
     replica: Arc<Replica>,
@@ -51,6 +60,9 @@ pub struct Dispatcher {
     metrics: Arc<Metrics>,
     buffers: Arc<BufferPool>,
     lengths: Mutex<OutputLengths>,
+    poison: Mutex<Poison>,
+    /// Held by the one request that is tried alone.
+    probation: Semaphore,
     rng: Mutex<StdRng>,
     turn: AtomicU64,
     last_attempt: AtomicU64,
@@ -69,7 +81,10 @@ impl Dispatcher {
         Self {
             policy: config.policy,
             harm_weight: config.harm_weight,
-            attempts_max: config.limits.attempts_max,
+            limits: TryLimits {
+                attempts_max: config.limits.attempts_max,
+                resumes_max: config.limits.resumes_max,
+            },
             client_stall_timeout: config.timeouts.client_stall_timeout,
             workers,
             replica,
@@ -77,6 +92,8 @@ impl Dispatcher {
             metrics,
             buffers: BufferPool::new(config.limits.stream_buffer_bytes_max),
             lengths: Mutex::default(),
+            poison: Mutex::default(),
+            probation: Semaphore::new(1),
             rng: Mutex::new(config.router_seed.map_or_else(rand::make_rng, StdRng::seed_from_u64)),
             turn: AtomicU64::new(0),
             last_attempt: AtomicU64::new(0),
@@ -93,8 +110,7 @@ impl Dispatcher {
         };
         let code = result.as_ref().err().map(|error| error.code);
         self.metrics.dispatch.dispatched(code);
-        result.map(|mut streaming| {
-            streaming.placed.booking.prefilled();
+        result.map(|streaming| {
             self.account_first_token(&streaming);
             Generation::start(self, streaming)
         })
@@ -110,39 +126,20 @@ impl Dispatcher {
         self.buffers.len()
     }
 
+    /// Prompts that are refused because workers ended with them.
+    pub fn poisoned(&self) -> usize {
+        self.poison.lock().len(Instant::now())
+    }
+
     /// Bytes of tokens that clients have not read yet.
     pub fn buffered_bytes(&self) -> usize {
         self.buffers.bytes()
     }
 
     async fn to_first_token(&self, hashed: Hashed) -> Result<Streaming, RouterError> {
-        let mut tried: Vec<WorkerId> = Vec::new();
-        let mut permit = self.enter(&hashed).await?;
-        let mut hashed = hashed;
-        loop {
-            let placed = self.place(hashed, permit, &tried)?;
-            let worker = placed.booking.worker().id.clone();
-            let Failed { hashed: again, permit: kept, broken } =
-                match placed.open(self.workers.router_id()).await {
-                    Ok(streaming) => return Ok(streaming),
-                    Err(failed) => *failed,
-                };
-            tried.push(worker);
-            let spent = tried.len() as u32 >= self.attempts_max;
-            if spent || !broken.retry_elsewhere() {
-                return Err(broken.into_error(0));
-            }
-            self.metrics.dispatch.retried(broken.reason());
-            let worker = tried.last().map(WorkerId::as_str).unwrap_or_default();
-            tracing::info!(
-                request = again.request.request_id.as_str(),
-                worker,
-                ?broken,
-                "trying another worker"
-            );
-            permit = self.permit_for_retry(&again, kept, &tried).await?;
-            hashed = again;
-        }
+        self.poison.lock().check(&hashed.request, Instant::now())?;
+        let permit = self.enter(&hashed).await?;
+        self.carry(hashed, permit).await
     }
 
     async fn enter(&self, hashed: &Hashed) -> Result<Permit, RouterError> {
@@ -158,27 +155,18 @@ impl Dispatcher {
         self.gate.enter(ask).await
     }
 
-    /// The permit that it has, where another worker is ready; else it queues up again, until one is or all are gone.
-    async fn permit_for_retry(
-        &self,
-        hashed: &Hashed,
-        permit: Permit,
-        tried: &[WorkerId],
-    ) -> Result<Permit, RouterError> {
-        let ready = self.workers.ready_for(&hashed.request.model, &hashed.request.adapter);
-        if ready.iter().any(|w| !tried.contains(&w.id)) {
-            return Ok(permit);
-        }
-        drop(permit);
-        self.enter(hashed).await
-    }
-
     fn account_first_token(&self, streaming: &Streaming) {
         let (placed, actual) = (&streaming.placed, streaming.prompt.cached_tokens);
         let seconds = placed.predicted.at.elapsed().as_secs_f64();
-        let prompt = placed.hashed.request.prompt_ids.len() as u32;
-        placed.booking.worker().observe_hit(prompt, placed.predicted.indexed_tokens, actual);
         self.metrics.dispatch.first_token(placed.predicted.cached_tokens, actual, seconds);
+    }
+
+    /// What the worker had in its cache, against what the index said. A resume may find more than the prompt.
+    fn account_hit(&self, streaming: &Streaming) {
+        let placed = &streaming.placed;
+        let prompt = placed.hashed.request.prompt_ids.len() as u32;
+        let actual = streaming.prompt.cached_tokens.min(prompt);
+        placed.booking.worker().observe_hit(prompt, placed.predicted.indexed_tokens, actual);
     }
 
     fn expected_output(&self, request: &Tokenized) -> f64 {

@@ -5,30 +5,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_proto::code::ErrorCode;
-use thalweg_proto::ids::WorkerId;
 use tokio::time::Instant;
 
-use super::stage::{Hashed, Placed, Predicted};
+use super::stage::{Hashed, Placed, Predicted, Tokenized, Unplaced};
 use super::{Dispatcher, RETRY_AFTER};
 use crate::admission::Permit;
 use crate::error::RouterError;
 use crate::policy::{Ask, Candidate, Pick, pick};
+use crate::workers::Worker;
 use crate::workers::load::Weight;
-use crate::workers::{Room, Worker};
 
 /// Within this time after its predicted end a worker has said what a prefill stored.
 const CONFIRMATION: Duration = Duration::from_secs(5);
 
 impl Dispatcher {
-    /// Picks a worker that was not tried yet, or one that was if there is no other, and books the request on it.
+    /// Picks a worker that has not failed the request, or one that has if there is no other, and books it there. Gives it
+    /// back when no worker is ready at this moment.
     pub(super) fn place(
         &self,
         hashed: Hashed,
         mut permit: Permit,
-        tried: &[WorkerId],
-    ) -> Result<Placed, RouterError> {
+    ) -> Result<Result<Placed, Unplaced>, RouterError> {
         let now = Instant::now();
-        let workers = self.eligible(&hashed, tried);
+        let workers = self.eligible(&hashed);
         let matches = self.replica.lookup(&hashed.keys, now);
         let block_tokens = hashed.request.model.block_tokens as u32;
         let indexed_tokens = |w: &Arc<Worker>| {
@@ -40,11 +39,12 @@ impl Dispatcher {
         let candidates: Vec<Candidate> =
             workers.iter().zip(&indexed).map(|(w, tokens)| candidate(w, *tokens)).collect();
         let Some(Pick { index, cost }) = self.pick(&self.ask(&hashed), &candidates) else {
-            return Err(self.nobody(&hashed));
+            return self.nobody(hashed, permit);
         };
         let (worker, candidate) = (&workers[index], &candidates[index]);
         let mut booking = self.workers.book(worker, weight(&hashed, candidate.cached_tokens));
         permit.booked();
+        booking.suspect(hashed.journey.strikes_at_exit());
         let predicted = Predicted {
             cost,
             indexed_tokens: indexed[index],
@@ -62,38 +62,32 @@ impl Dispatcher {
             request = hashed.request.request_id.as_str(), worker = %worker.id, candidates = candidates.len(),
             cached_tokens = candidate.cached_tokens, ?cost, "worker picked"
         );
-        self.metrics.dispatch.picked(worker.id.as_str(), &predicted.cost);
-        Ok(Placed { hashed, permit, booking, predicted, attempt_id: self.next_attempt() })
+        let to_first_token = (!hashed.journey.begun()).then_some(&predicted.cost);
+        self.metrics.dispatch.picked(worker.id.as_str(), to_first_token);
+        Ok(Ok(Placed { hashed, permit, booking, predicted, attempt_id: self.next_attempt() }))
     }
 
-    /// Why nobody is ready, for the client.
-    fn nobody(&self, hashed: &Hashed) -> RouterError {
-        let message = match self.workers.room(&hashed.request.model) {
-            Room::NoWorker(reason) => reason,
-            Room::Requests(_) if hashed.request.adapter.is_empty() => {
-                format!("no worker of {} answers at present; try again later", hashed.request.model.name)
-            }
-            Room::Requests(_) => {
-                format!(
-                    "no ready worker of {} has adapter {}",
-                    hashed.request.model.name, hashed.request.adapter
-                )
-            }
-        };
-        RouterError::new(ErrorCode::Unavailable, message).retry_after(RETRY_AFTER)
+    /// No worker is ready: the queue knows what to wait for, save for an adapter, about which it knows nothing.
+    fn nobody(&self, hashed: Hashed, permit: Permit) -> Result<Result<Placed, Unplaced>, RouterError> {
+        let Tokenized { model, adapter, .. } = &hashed.request;
+        if adapter.is_empty() {
+            return Ok(Err(Unplaced { hashed, permit }));
+        }
+        let message = format!("no ready worker of {} has adapter {adapter}; try again later", model.name);
+        Err(RouterError::new(ErrorCode::Unavailable, message).retry_after(RETRY_AFTER))
     }
 
-    /// Ready workers, those with room if any has it, and untried ones if there is any.
-    fn eligible(&self, hashed: &Hashed, tried: &[WorkerId]) -> Vec<Arc<Worker>> {
+    /// Ready workers, those with room if any has it, and lives that have not failed it if there is any.
+    fn eligible(&self, hashed: &Hashed) -> Vec<Arc<Worker>> {
         let ready = self.workers.ready_for(&hashed.request.model, &hashed.request.adapter);
-        let untried = prefer(ready, |w| !tried.contains(&w.id));
+        let untried = prefer(ready, |w| !hashed.journey.has_tried(&w.id, w.epoch));
         prefer(untried, |w| w.has_room())
     }
 
     fn ask(&self, hashed: &Hashed) -> Ask {
         Ask {
-            prompt_tokens: hashed.request.prompt_ids.len() as u32,
-            choices: hashed.request.n,
+            prompt_tokens: hashed.context_tokens() as u32,
+            choices: hashed.journey.progress.open_choices(),
             expected_output: self.expected_output(&hashed.request),
             prefix_key: hashed.prefix_key,
             harm_weight: self.harm_weight,
@@ -128,8 +122,7 @@ fn candidate(worker: &Worker, indexed_tokens: u32) -> Candidate {
 }
 
 fn weight(hashed: &Hashed, cached_tokens: u32) -> Weight {
-    let prompt = hashed.request.prompt_ids.len() as u64;
-    let prefill_tokens = prompt.saturating_sub(u64::from(cached_tokens)).max(1);
+    let prefill_tokens = hashed.context_tokens().saturating_sub(u64::from(cached_tokens)).max(1);
     let kv_blocks = prefill_tokens.div_ceil(hashed.request.model.block_tokens as u64);
-    Weight { sequences: hashed.request.n, prefill_tokens, kv_blocks }
+    Weight { sequences: hashed.journey.progress.open_choices(), prefill_tokens, kv_blocks }
 }

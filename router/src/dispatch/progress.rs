@@ -18,13 +18,35 @@ impl Progress {
         Self { choices: (0..choices).map(state).collect(), max_tokens: max_tokens as usize }
     }
 
-    /// What `Generate` is told, so that a worker continues from here.
+    /// Every choice, finished or not.
     pub(super) fn choices(&self) -> &[v1::ChoiceState] {
         &self.choices
     }
 
+    /// What `Generate` is told, so that a worker continues from here.
+    pub(super) fn unfinished(&self) -> Vec<v1::ChoiceState> {
+        self.choices.iter().filter(|c| !c.finished).cloned().collect()
+    }
+
+    /// A choice has all that its client wants: what still comes of it is dropped.
+    pub(super) fn end_choice(&mut self, index: u32) {
+        if let Some(choice) = self.choices.get_mut(index as usize) {
+            choice.finished = true;
+        }
+    }
+
     pub(super) fn finished(&self) -> bool {
         self.choices.iter().all(|c| c.finished)
+    }
+
+    /// Choices that have not finished.
+    pub(super) fn open_choices(&self) -> u32 {
+        self.choices.iter().filter(|c| !c.finished).count() as u32
+    }
+
+    /// Output tokens received of choices that have not finished.
+    pub(super) fn open_tokens(&self) -> usize {
+        self.choices.iter().filter(|c| !c.finished).map(|c| c.output_ids.len()).sum()
     }
 
     /// Output tokens received, over all choices.

@@ -7,7 +7,7 @@ use thalweg_proto::v1;
 use tokio::time::Instant;
 
 use super::attempt::Source;
-use super::progress::Progress;
+use super::journey::Journey;
 use crate::admission::Permit;
 use crate::models::ModelEntry;
 use crate::policy::Cost;
@@ -50,6 +50,8 @@ pub(super) struct Hashed {
     pub(super) keys: Arc<[u64]>,
     /// What `prefix_hash` goes by.
     pub(super) prefix_key: u64,
+    /// What became of it so far.
+    pub(super) journey: Journey,
 }
 
 /// With a worker that has been told nothing yet.
@@ -59,6 +61,12 @@ pub(super) struct Placed {
     pub(super) booking: Booking,
     pub(super) predicted: Predicted,
     pub(super) attempt_id: u64,
+}
+
+/// For which no worker was ready.
+pub(super) struct Unplaced {
+    pub(super) hashed: Hashed,
+    pub(super) permit: Permit,
 }
 
 /// What the pick expected.
@@ -72,13 +80,19 @@ pub(super) struct Predicted {
     pub(super) at: Instant,
 }
 
-/// With its first tokens.
+/// With its first new tokens.
 pub(super) struct Streaming {
     pub(super) placed: Placed,
     pub(super) source: Source,
-    pub(super) progress: Progress,
     pub(super) prompt: v1::PromptInfo,
     pub(super) first: Vec<v1::ChoiceDelta>,
+}
+
+impl Hashed {
+    /// Tokens that a worker must have before it can add one: the prompt, and what was received of open choices.
+    pub(super) fn context_tokens(&self) -> u64 {
+        (self.request.prompt_ids.len() + self.journey.progress.open_tokens()) as u64
+    }
 }
 
 impl Tokenized {
@@ -97,6 +111,7 @@ impl Tokenized {
             Some([.., last]) => *last,
             _ => block_hash::child(root, &self.prompt_ids).index_key(),
         };
-        Hashed { request: self, keys, prefix_key }
+        let journey = Journey::new(self.n, self.sampling.max_tokens);
+        Hashed { request: self, keys, prefix_key, journey }
     }
 }

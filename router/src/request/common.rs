@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 
-use crate::error::RouterError;
+use crate::error::{RouterError, bounded, echo};
 use crate::models::{ModelEntry, Models};
 
 use super::fields::Fields;
@@ -33,7 +33,8 @@ pub(crate) fn find_model(name: &str, models: &Models) -> Result<Arc<ModelEntry>,
         return Err(error.retry_after(Duration::from_secs(1)));
     }
     let names: Vec<_> = served.iter().map(|m| m.name.as_str()).collect();
-    let message = format!("the model `{name}` does not exist; served are: {}", names.join(", "));
+    let message =
+        format!("the model `{}` does not exist; served are: {}", echo(name), bounded(&names.join(", ")));
     Err(RouterError { code: ErrorCode::ModelNotFound, ..RouterError::field("model", message) })
 }
 

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use serde_json::{Map, Value};
 use thalweg_proto::code::ErrorCode;
 
-use crate::error::RouterError;
+use crate::error::{RouterError, echo};
 
 use super::json::kind;
 
@@ -93,7 +93,7 @@ impl<'a> Fields<'a> {
 
     /// An error about a field: `message` continues a sentence that begins with its name.
     pub(crate) fn error(&self, name: &str, message: impl std::fmt::Display) -> RouterError {
-        let path = format!("{}{name}", self.prefix);
+        let path = format!("{}{}", self.prefix, echo(name));
         let message = format!("`{path}` {message}");
         invalid(path, message)
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::RouterError;
+use crate::error::{RouterError, echo};
 
 use super::fields::invalid;
 use super::limits::JSON_VALUES_MAX;
@@ -44,7 +44,7 @@ fn syntax_error(body: &[u8], error: &serde_json::Error) -> RouterError {
     let whole = error.to_string();
     let reason = whole.split(" at line ").next().unwrap_or(&whole);
     let field = last_field(&body[..offset_of(body, line, column)]);
-    let place = field.as_deref().map(|f| format!(", in `{f}`")).unwrap_or_default();
+    let place = field.as_deref().map(|f| format!(", in `{}`", echo(f))).unwrap_or_default();
     let hint = match reason {
         "number out of range" | "expected value" => " (JSON has no NaN, no Infinity and no bare words)",
         _ => "",

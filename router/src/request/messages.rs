@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::RouterError;
+use crate::error::{RouterError, echo};
 
 use super::fields::{Fields, invalid};
 use super::json::kind;
@@ -81,10 +81,10 @@ fn role(message: &Map<String, Value>, path: &str) -> Result<&'static str, Router
     };
     match ROLES.iter().find(|(name, _)| *name == role) {
         Some((_, known)) => Ok(known),
-        None => {
-            Err(fields
-                .error("role", format!("must be system, developer, user, assistant or tool, not {role:?}")))
-        }
+        None => Err(fields.error(
+            "role",
+            format!("must be system, developer, user, assistant or tool, not {:?}", echo(role)),
+        )),
     }
 }
 
@@ -136,7 +136,7 @@ fn part_text<'a>(part: &'a Map<String, Value>, prefix: &str) -> Result<&'a str, 
         Some("refusal") => "refusal",
         Some(other) => {
             let message =
-                format!("is {other:?}, but this model reads text only; send parts of type \"text\"");
+                format!("is {:?}, but this model reads text only; send parts of type \"text\"", echo(other));
             return Err(fields.error("type", message));
         }
         None => return Err(fields.error("type", "is missing")),

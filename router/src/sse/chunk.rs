@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::error::RouterError;
+use crate::error::{RouterError, bounded, echo};
 use crate::request::Endpoint;
 use crate::usage::Usage;
 
@@ -139,9 +139,9 @@ pub(crate) fn error_event(out: &mut Vec<u8>, error: &RouterError) {
 /// OpenAI's error object.
 pub(crate) fn error_object(error: &RouterError) -> Value {
     serde_json::json!({"error": {
-        "message": error.message,
+        "message": bounded(&error.message),
         "type": error.code.openai_type(),
-        "param": error.param,
+        "param": error.param.as_deref().map(echo),
         "code": error.code.as_str(),
     }})
 }

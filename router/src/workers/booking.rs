@@ -37,9 +37,16 @@ impl Booking {
         self.expected = Some((replica, expectation));
     }
 
-    /// The prefill was done: what was expected is true, and lapses by itself once the worker has said so.
+    /// Strikes that the request has if the worker ends abnormally before it brought a token.
+    pub fn suspect(&self, strikes: u32) {
+        self.worker.suspect(self.number, strikes);
+    }
+
+    /// The prefill was done: what was expected is true, and lapses by itself once the worker has said so. The worker has
+    /// survived it.
     pub fn prefilled(&mut self) {
         self.expected = None;
+        self.worker.suspect(self.number, 1);
     }
 }
 

@@ -55,6 +55,8 @@ pub enum HealthEvent {
     Lost,
     /// Another life of the worker answers at its address.
     Replaced,
+    /// Membership says that it takes no new work, or that it does again.
+    Withdrawn(bool),
 }
 
 /// What was heard of one life of a worker.
@@ -64,6 +66,7 @@ pub struct Health {
     reported: bool,
     connected: bool,
     draining: bool,
+    withdrawn: bool,
     busy: bool,
     steps: u64,
     /// Since when the step counter stands still with work queued.
@@ -79,6 +82,7 @@ impl Health {
             reported: false,
             connected: true,
             draining: false,
+            withdrawn: false,
             busy: false,
             steps: 0,
             standing_since: now,
@@ -97,6 +101,7 @@ impl Health {
         match event {
             HealthEvent::Lost => self.connected = false,
             HealthEvent::Replaced => self.replaced = true,
+            HealthEvent::Withdrawn(withdrawn) => self.withdrawn = withdrawn,
             HealthEvent::Report { draining, steps, busy } => {
                 if steps != self.steps || !busy || !self.busy {
                     self.standing_since = now;
@@ -115,7 +120,7 @@ impl Health {
             HealthState::Gone
         } else if !self.reported || !self.connected || silent >= SUSPECT_AFTER {
             HealthState::Suspect
-        } else if self.draining {
+        } else if self.draining || self.withdrawn {
             HealthState::Draining
         } else {
             HealthState::Ready
@@ -173,6 +178,9 @@ mod tests {
         );
         let drains = HealthEvent::Report { draining: true, steps: 1, busy: true };
         check("drains", &[(0, report(0, true)), (10, drains)], &[(10, Draining), (1_010, Suspect)]);
+        let withdrawn =
+            [(0, HealthEvent::Withdrawn(true)), (5, report(0, true)), (9, HealthEvent::Withdrawn(false))];
+        check("withdrawn by membership", &withdrawn, &[(4, Suspect), (5, Draining), (9, Ready)]);
     }
 
     #[test]

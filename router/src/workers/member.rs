@@ -29,6 +29,7 @@ impl Workers {
         let mut listed: HashMap<GrpcAddress, CancellationToken> = HashMap::new();
         loop {
             let list = members.borrow_and_update().clone();
+            self.listed(&list, Instant::now());
             listed.retain(|address, left| {
                 let stays = list.iter().any(|m| m.address == *address);
                 if !stays {

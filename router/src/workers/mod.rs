@@ -4,14 +4,16 @@ mod booking;
 mod catalog;
 mod connection;
 pub mod health;
+mod listing;
 pub mod load;
 mod member;
 mod room;
+mod suspects;
 mod tokenizers;
 mod worker;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -19,7 +21,7 @@ use bytes::Bytes;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use thalweg_cache_index::Replica;
-use thalweg_membership::GrpcAddress;
+use thalweg_membership::{GrpcAddress, Member};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -30,6 +32,7 @@ pub use worker::Worker;
 use crate::models::{ModelEntry, Models};
 use crate::policy::Speed;
 use health::{HealthEvent, HealthState};
+use listing::Listing;
 use load::Weight;
 use tokenizers::Tokenizers;
 
@@ -40,6 +43,9 @@ pub struct Workers {
     models: Arc<Models>,
     replica: Arc<Replica>,
     tokenizers: Tokenizers,
+    /// Locked before `by_address` where both are needed.
+    listing: Mutex<Listing>,
+    mass_loss: AtomicUsize,
     by_address: Mutex<HashMap<GrpcAddress, Arc<Worker>>>,
     list: ArcSwap<Vec<Arc<Worker>>>,
     medians: ArcSwap<HashMap<LikeWorkers, Speed>>,
@@ -76,6 +82,8 @@ impl Workers {
             models,
             replica,
             tokenizers: Tokenizers::default(),
+            listing: Mutex::default(),
+            mass_loss: AtomicUsize::new(0),
             by_address: Mutex::default(),
             list: ArcSwap::default(),
             medians: ArcSwap::default(),
@@ -132,9 +140,15 @@ impl Workers {
         worker.holder.map_or(0, |holder| self.replica.blocks_of(holder))
     }
 
+    /// Workers that membership lost all at once while they answer: they are kept.
+    pub fn mass_loss(&self) -> usize {
+        self.mass_loss.load(Ordering::Relaxed)
+    }
+
     /// Lets time pass over every worker. For `stall` this router was not able to listen.
     pub fn tick(&self, now: Instant, stall: Duration) {
         self.measure_medians();
+        self.look_for_mass_loss(now);
         let mut changed = false;
         for worker in self.list.load().iter() {
             worker.forgive(stall);
@@ -152,20 +166,58 @@ impl Workers {
         self.room.notify_one();
     }
 
+    /// Takes in what membership says now.
+    fn listed(&self, list: &[Member], now: Instant) {
+        let mut listing = self.listing.lock();
+        listing.update(list, now);
+        let workers: Vec<Arc<Worker>> = self.by_address.lock().values().cloned().collect();
+        let withdrawn = |worker: &Worker| listing.withdraws(&worker.address, &worker.id);
+        let changed: Vec<&Arc<Worker>> =
+            workers.iter().filter(|w| w.on_health(HealthEvent::Withdrawn(withdrawn(w)), now)).collect();
+        drop(listing);
+        changed.iter().for_each(|worker| self.state_changed(worker));
+        if !changed.is_empty() {
+            self.rebuild();
+        }
+    }
+
+    /// Workers that left membership together while they answer are kept as all are whose reports go on; but somebody
+    /// should know.
+    fn look_for_mass_loss(&self, now: Instant) {
+        let mut listing = self.listing.lock();
+        let by_address = self.by_address.lock();
+        let lives = |address: &GrpcAddress| {
+            by_address
+                .get(address)
+                .is_some_and(|w| matches!(w.state(), HealthState::Ready | HealthState::Suspect))
+        };
+        let Some(lost) = listing.lost(now, lives) else { return };
+        drop((listing, by_address));
+        match (self.mass_loss.swap(lost, Ordering::Relaxed), lost) {
+            (_, 0) => tracing::info!("no worker is missing from membership any more"),
+            (0, lost) => tracing::warn!(lost, "membership lost workers that answer: they are kept"),
+            _ => {}
+        }
+    }
+
     /// A worker that described itself at an address; the worker of before when it is still the same life. None when
-    /// another address has that very life already.
+    /// another listed address has that very life already.
     fn register(&self, worker: Worker) -> Option<Arc<Worker>> {
+        let listing = self.listing.lock();
         let mut by_address = self.by_address.lock();
         let same = |w: &Arc<Worker>| w.id == worker.id && w.epoch == worker.epoch;
-        if by_address.iter().any(|(address, w)| *address != worker.address && same(w)) {
+        let elsewhere = |address: &GrpcAddress| *address != worker.address && listing.has(address);
+        if by_address.iter().any(|(address, w)| elsewhere(address) && same(w)) {
             return None;
         }
         if let Some(known) = by_address.get(&worker.address).filter(|w| same(w)) {
             return Some(Arc::clone(known));
         }
+        let withdrawn = listing.withdraws(&worker.address, &worker.id);
+        worker.on_health(HealthEvent::Withdrawn(withdrawn), Instant::now());
         let worker = Arc::new(worker);
         let former = by_address.insert(worker.address.clone(), Arc::clone(&worker));
-        drop(by_address);
+        drop((listing, by_address));
         if let Some(former) = former {
             former.on_health(HealthEvent::Replaced, Instant::now());
         }
@@ -198,7 +250,8 @@ impl Workers {
         self.room_changed();
     }
 
-    fn lost(&self, worker: &Worker, now: Instant) {
+    /// The connection to it broke.
+    pub(crate) fn lost(&self, worker: &Worker, now: Instant) {
         if worker.on_health(HealthEvent::Lost, now) {
             self.state_changed(worker);
             self.rebuild();
@@ -208,7 +261,11 @@ impl Workers {
     fn state_changed(&self, worker: &Worker) {
         let state = worker.state();
         tracing::info!(worker = %worker.id, state = state.as_str(), "worker state changed");
-        if let Some(holder) = worker.holder {
+        // One that moved is known at two addresses for a while, and shares its number in the index.
+        let lives_elsewhere = |w: &Arc<Worker>| {
+            w.id == worker.id && w.address != worker.address && w.state() != HealthState::Gone
+        };
+        if let Some(holder) = worker.holder.filter(|_| !self.list.load().iter().any(lives_elsewhere)) {
             self.replica.suspend(holder, state == HealthState::Gone);
         }
         self.room_changed();

@@ -16,8 +16,10 @@ const PREFILL_AHEAD_SECONDS_MAX: f64 = 1.0;
 pub enum Room {
     /// So many requests more, perhaps 0.
     Requests(u32),
-    /// None, and none will come by waiting: why, and what to do.
+    /// None at present: why, and what to do.
     NoWorker(String),
+    /// None any more: workers of this name have other weights now.
+    OtherWeights(String),
 }
 
 /// Requests that one worker would take now.
@@ -48,10 +50,21 @@ pub(super) fn of_model(workers: &[Arc<Worker>], model: &ModelEntry) -> Room {
     }
     let may_serve = |s: &HealthState| matches!(s, HealthState::Ready | HealthState::Suspect);
     if states.iter().any(may_serve) {
-        Room::Requests(room)
-    } else {
-        Room::NoWorker(reason(&model.name, &states))
+        return Room::Requests(room);
     }
+    let has_successor = |w: &Arc<Worker>| {
+        w.about.models.contains(&model.name)
+            && w.about.fingerprint != model.fingerprint
+            && may_serve(&w.state())
+    };
+    if states.is_empty() && workers.iter().any(has_successor) {
+        return Room::OtherWeights(format!(
+            "every worker with the weights of {} that this request began with is gone, and those that are left have \
+             other weights; send the request again",
+            model.name
+        ));
+    }
+    Room::NoWorker(reason(&model.name, &states))
 }
 
 fn reason(model: &str, states: &[HealthState]) -> String {

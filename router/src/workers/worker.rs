@@ -15,6 +15,7 @@ use tonic::transport::Channel;
 
 use super::health::{Health, HealthEvent, HealthState};
 use super::load::{LoadBook, LoadView, Weight};
+use super::suspects::Suspects;
 use crate::policy::Speed;
 
 /// A (worker, epoch). After a restart there is another one, so that nothing of the old life counts for the new.
@@ -37,6 +38,7 @@ pub struct Worker {
 struct Inner {
     health: Health,
     load: LoadBook,
+    suspects: Suspects,
     confidence: Confidence,
     /// Prompt tokens of the requests that it began.
     prompt_tokens: u64,
@@ -63,6 +65,7 @@ impl Worker {
             inner: Mutex::new(Inner {
                 health,
                 load: LoadBook::default(),
+                suspects: Suspects::default(),
                 confidence: Confidence::default(),
                 prompt_tokens: 0,
                 speed,
@@ -135,7 +138,18 @@ impl Worker {
     }
 
     pub(super) fn unbook(&self, number: u64) {
-        self.inner.lock().load.unbook(number, Instant::now());
+        let mut inner = self.inner.lock();
+        inner.load.unbook(number, Instant::now());
+        inner.suspects.remove(number);
+    }
+
+    pub(super) fn suspect(&self, number: u64, strikes: u32) {
+        self.inner.lock().suspects.set(number, strikes);
+    }
+
+    /// It ended abnormally: the most strikes of all requests of this router that were in flight on it.
+    pub(crate) fn exit(&self, now: Instant) -> u32 {
+        self.inner.lock().suspects.exit(now)
     }
 
     /// Takes in a report; `median` is the measured speed of workers on the same hardware.

@@ -7,10 +7,13 @@ mod speaking_worker;
 mod tokenizer;
 
 mod bad_input;
+mod connections;
 mod endpoints;
 mod going_away;
 mod logprobs;
+mod overload;
 mod replies;
+mod resume;
 mod streams;
 
 use std::sync::Arc;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, stream};
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 use thalweg_membership::GrpcAddress;
 use thalweg_proto::code::ErrorCode;
@@ -20,11 +21,13 @@ use tonic::{Request, Response, Status};
 
 use crate::tokenizer;
 
-/// How the next `Generate` is answered, whichever worker gets it.
+/// How the next `Generate` is answered, whichever worker gets it. Every choice goes on behind what it has already.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// max_tokens tokens, then the end.
+    /// Up to max_tokens tokens, then the end.
     Answer,
+    /// The same with a pause before each token.
+    Paced(Duration),
     /// An error instead of a stream.
     Refuse(ErrorCode),
     /// A stream with nothing in it.
@@ -33,6 +36,14 @@ pub(crate) enum Step {
     Hold(u32),
     /// So many tokens, then the end of the stream without a finish.
     BreakAfter(u32),
+    /// So many tokens, then an error.
+    FailAfter(u32, ErrorCode),
+    /// So many tokens, then the whole worker ends without a word.
+    CrashAfter(u32),
+    /// The same without a token, after a while.
+    CrashIn(Duration),
+    /// So many tokens, then another one of a choice that nobody asked for.
+    NonsenseAfter(u32),
     /// Tokens of another attempt in between.
     LateTokens,
 }
@@ -43,6 +54,10 @@ pub(crate) struct Scene {
     steps: Mutex<VecDeque<Step>>,
     seen: watch::Sender<Vec<(String, v1::GenerateRequest)>>,
     cancelled: watch::Sender<usize>,
+    /// Prompts that begin with this token are answered by this step, whatever the script says.
+    pub(crate) by_first_token: Mutex<HashMap<u32, Step>>,
+    /// What workers were told to abort.
+    aborts: watch::Sender<Vec<v1::AbortRequest>>,
     pub(crate) tokenizers_sent: AtomicUsize,
 }
 
@@ -58,6 +73,18 @@ impl Scene {
 
     pub(crate) async fn wait_for_seen(&self, count: usize) {
         self.seen.subscribe().wait_for(|seen| seen.len() >= count).await.unwrap();
+    }
+
+    pub(crate) async fn wait_for_abort(&self) -> v1::AbortRequest {
+        let mut aborts = self.aborts.subscribe();
+        let aborts = aborts.wait_for(|aborts| !aborts.is_empty()).await.unwrap();
+        aborts[0].clone()
+    }
+
+    fn step(&self, request: &v1::GenerateRequest) -> Step {
+        let first = request.prompt_ids.first().copied().unwrap_or_default();
+        let by_prompt = self.by_first_token.lock().get(&first).cloned();
+        by_prompt.or_else(|| self.steps.lock().pop_front()).unwrap_or(Step::Answer)
     }
 
     pub(crate) async fn wait_for_cancelled(&self, count: usize) {
@@ -98,8 +125,12 @@ pub(crate) struct ScriptedWorker {
     pub(crate) load: Arc<watch::Sender<v1::LoadReport>>,
     /// Sends no more load reports, like a stopped process.
     pub(crate) mute: Arc<watch::Sender<bool>>,
-    runtime: Option<Runtime>,
+    life: Life,
+    served: Arc<AtomicUsize>,
 }
+
+/// What a worker runs on; empty once it is dead.
+type Life = Arc<Mutex<Option<Runtime>>>;
 
 impl ScriptedWorker {
     pub(crate) fn start(scene: &Arc<Scene>, about: v1::DescribeResponse) -> Self {
@@ -116,8 +147,15 @@ impl ScriptedWorker {
             ..Default::default()
         };
         let (load, mute) = (Arc::new(watch::Sender::new(report)), Arc::new(watch::Sender::new(false)));
-        let service =
-            Service { scene: Arc::clone(scene), about, load: Arc::clone(&load), mute: Arc::clone(&mute) };
+        let (life, served) = (Life::default(), Arc::<AtomicUsize>::default());
+        let service = Service {
+            scene: Arc::clone(scene),
+            about,
+            load: Arc::clone(&load),
+            mute: Arc::clone(&mute),
+            life: Arc::clone(&life),
+            served: Arc::clone(&served),
+        };
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = std::net::TcpListener::bind(at).unwrap();
@@ -128,21 +166,40 @@ impl ScriptedWorker {
             let server = tonic::transport::Server::builder().add_service(WorkerServer::new(service));
             server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
         });
-        Self { address, load, mute, runtime: Some(runtime) }
+        *life.lock() = Some(runtime);
+        Self { address, load, mute, life, served }
     }
 
     pub(crate) fn socket(&self) -> SocketAddr {
         format!("{}:{}", self.address.host(), self.address.port()).parse().unwrap()
     }
 
+    /// Requests that came to it.
+    pub(crate) fn served(&self) -> usize {
+        self.served.load(Ordering::SeqCst)
+    }
+
     /// Ends it without a word; its address is free afterwards.
     pub(crate) fn kill(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // A runtime may only be waited for outside of another one.
-            let end = std::thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)));
-            end.join().unwrap();
-        }
+        end(&self.life).join().unwrap();
     }
+
+    /// The same worker in a new life at the same address.
+    pub(crate) fn restart(&mut self, scene: &Arc<Scene>, about: v1::DescribeResponse) {
+        self.kill();
+        let address = self.socket();
+        *self = Self::start_at(scene, about, address);
+    }
+}
+
+fn end(life: &Life) -> std::thread::JoinHandle<()> {
+    let runtime = life.lock().take();
+    // A runtime may only be waited for outside of another one.
+    std::thread::spawn(move || {
+        if let Some(runtime) = runtime {
+            runtime.shutdown_timeout(Duration::from_secs(5));
+        }
+    })
 }
 
 impl Drop for ScriptedWorker {
@@ -157,6 +214,8 @@ struct Service {
     about: v1::DescribeResponse,
     load: Arc<watch::Sender<v1::LoadReport>>,
     mute: Arc<watch::Sender<bool>>,
+    life: Life,
+    served: Arc<AtomicUsize>,
 }
 
 /// Counts a request as running until it is dropped; one that did not end in order was cancelled.
@@ -200,38 +259,59 @@ impl Worker for Service {
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
-        let step = self.scene.steps.lock().pop_front().unwrap_or(Step::Answer);
+        let step = self.scene.step(&request);
+        self.served.fetch_add(1, Ordering::SeqCst);
         let entry = (self.about.worker_id.clone(), request.clone());
         self.scene.seen.send_modify(|seen| seen.push(entry));
-        let max_tokens = request.sampling.as_ref().map_or(0, |s| s.max_tokens);
+        let longest = request.choices.iter().map(|c| c.output_ids.len() as u32).min().unwrap_or(0);
+        let rest = request.sampling.as_ref().map_or(0, |s| s.max_tokens) - longest;
         let (tokens, then) = match step {
             Step::Refuse(code) => return Err(code.status(format!("scripted {}", code.as_str()))),
-            Step::Answer | Step::LateTokens => (max_tokens, Then::Finish),
+            Step::Answer | Step::LateTokens | Step::Paced(_) => (rest, Then::End),
             Step::EndEmpty => (0, Then::End),
             Step::BreakAfter(tokens) => (tokens, Then::End),
             Step::Hold(tokens) => (tokens, Then::Hold),
+            Step::FailAfter(tokens, code) => (tokens, Then::Fail(code)),
+            Step::CrashAfter(tokens) => (tokens, Then::Crash(Duration::ZERO)),
+            Step::CrashIn(time) => (0, Then::Crash(time)),
+            Step::NonsenseAfter(tokens) => (tokens, Then::Nonsense(request.attempt_id)),
         };
+        let pace = if let Step::Paced(pace) = step { pace } else { Duration::ZERO };
         let mut running = Running::new(self.clone(), &request);
         let late = matches!(step, Step::LateTokens);
         let messages = stream::iter((0..tokens).flat_map(move |i| {
-            let finish = matches!(then, Then::Finish) && i + 1 == max_tokens;
-            let real = message(&request, request.attempt_id, i, finish);
-            let other = late.then(|| message(&request, request.attempt_id + 1_000, 99, false));
+            let real = message(&request, request.attempt_id, i);
+            let other = late.then(|| message(&request, request.attempt_id + 1_000, 99));
             other.into_iter().chain([real])
         }));
-        let ending = stream::once(async move {
-            if matches!(then, Then::Hold) {
-                std::future::pending::<()>().await;
+        let messages = messages.then(move |message| async move {
+            if !pace.is_zero() {
+                tokio::time::sleep(pace).await;
             }
+            Ok(message)
+        });
+        let life = Arc::clone(&self.life);
+        let ending = stream::once(async move {
+            let last = match then {
+                Then::End => None,
+                Then::Fail(code) => Some(Err(code.status("scripted failure"))),
+                Then::Nonsense(attempt_id) => Some(Ok(nonsense(attempt_id))),
+                Then::Hold => std::future::pending().await,
+                Then::Crash(time) => {
+                    tokio::time::sleep(time).await;
+                    end(&life);
+                    std::future::pending().await
+                }
+            };
             running.ended = true;
             drop(running);
+            last
         });
-        let answer =
-            messages.map(|m| Some(Ok(m))).chain(ending.map(|()| None)).filter_map(std::future::ready);
-        Ok(Response::new(Box::pin(answer)))
+        Ok(Response::new(Box::pin(messages.chain(ending.filter_map(std::future::ready)))))
     }
 
-    async fn abort(&self, _: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
+    async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
+        self.scene.aborts.send_modify(|aborts| aborts.push(request.into_inner()));
         Ok(Response::new(v1::AbortResponse {}))
     }
 
@@ -276,23 +356,35 @@ impl Worker for Service {
 
 #[derive(Clone, Copy)]
 enum Then {
-    Finish,
     End,
     Hold,
+    Fail(ErrorCode),
+    Crash(Duration),
+    Nonsense(u64),
 }
 
-/// Token `i` of every choice.
-fn message(request: &v1::GenerateRequest, attempt_id: u64, i: u32, finish: bool) -> v1::GenerateResponse {
-    let finish = if finish { v1::FinishReason::Length } else { v1::FinishReason::Unspecified };
-    let delta = |choice: &v1::ChoiceState| v1::ChoiceDelta {
-        index: choice.index,
-        token_ids: vec![i],
-        logprobs: Vec::new(),
-        finish_reason: finish.into(),
+/// The next token but `i` of every choice: its position, 100 times the choice added. The last one finishes the choice.
+fn message(request: &v1::GenerateRequest, attempt_id: u64, i: u32) -> v1::GenerateResponse {
+    let max_tokens = request.sampling.as_ref().map_or(0, |s| s.max_tokens);
+    let delta = |choice: &v1::ChoiceState| {
+        let at = choice.output_ids.len() as u32 + i;
+        let finish =
+            if at + 1 == max_tokens { v1::FinishReason::Length } else { v1::FinishReason::Unspecified };
+        (at < max_tokens).then(|| v1::ChoiceDelta {
+            index: choice.index,
+            token_ids: vec![at + 100 * choice.index],
+            logprobs: Vec::new(),
+            finish_reason: finish.into(),
+        })
     };
     v1::GenerateResponse {
         attempt_id,
         prompt: (i == 0).then(v1::PromptInfo::default),
-        deltas: request.choices.iter().map(delta).collect(),
+        deltas: request.choices.iter().filter_map(delta).collect(),
     }
+}
+
+fn nonsense(attempt_id: u64) -> v1::GenerateResponse {
+    let deltas = vec![v1::ChoiceDelta { index: 77, token_ids: vec![1], ..Default::default() }];
+    v1::GenerateResponse { attempt_id, prompt: None, deltas }
 }

@@ -115,9 +115,15 @@ pub(crate) fn responses(request: &GenerateRequest, text: &str) -> Vec<GenerateRe
     let texts: Vec<_> =
         request.choices.iter().map(|c| (c.index, text.replace('#', &c.index.to_string()))).collect();
     let longest = texts.iter().map(|(_, t)| t.len() + 1).max().unwrap_or(0).min(max);
-    for at in 0..longest {
-        let deltas =
-            texts.iter().filter_map(|(index, text)| delta(*index, text, at, max, &sampling)).collect();
+    // A choice goes on behind what it has already.
+    let had =
+        |index: u32| request.choices.iter().find(|c| c.index == index).map_or(0, |c| c.output_ids.len());
+    for step in 0..longest {
+        let next = |(index, text): &(u32, String)| delta(*index, text, had(*index) + step, max, &sampling);
+        let deltas: Vec<_> = texts.iter().filter_map(next).collect();
+        if deltas.is_empty() {
+            break;
+        }
         messages.push(GenerateResponse { attempt_id: request.attempt_id, prompt: None, deltas });
     }
     messages
@@ -138,6 +144,9 @@ pub(crate) fn prompt_message(request: &GenerateRequest, cached_tokens: u32) -> G
 }
 
 fn delta(index: u32, text: &str, at: usize, max: usize, sampling: &SamplingParams) -> Option<ChoiceDelta> {
+    if at >= max {
+        return None;
+    }
     let id = match text.as_bytes().get(at) {
         Some(byte) => u32::from(*byte),
         None if at == text.len() => END,

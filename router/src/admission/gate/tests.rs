@@ -6,6 +6,7 @@ use crate::test_support::entry;
 
 const AMPLE: Usage = Usage { requests: 1_000, tokens: 1_000_000 };
 const GONE: u32 = u32::MAX;
+const OTHER_WEIGHTS: u32 = u32::MAX - 1;
 
 /// A gate before workers whose room the test sets.
 struct Bench {
@@ -20,6 +21,7 @@ fn bench(queued: Usage, tenant: Usage) -> Bench {
         let room = Arc::clone(&room);
         move |_: &ModelEntry| match room.load(Ordering::SeqCst) {
             GONE => Room::NoWorker("all workers are gone".to_owned()),
+            OTHER_WEIGHTS => Room::OtherWeights("other weights".to_owned()),
             n => Room::Requests(n),
         }
     };
@@ -81,7 +83,7 @@ async fn exactly_as_many_are_woken_as_there_is_room() {
     for task in tasks.drain(..3) {
         task.await.unwrap().unwrap().booked();
     }
-    bench.set_room(GONE - 1).await;
+    bench.set_room(1_000).await;
     assert_eq!(bench.gate.waiting(), 0);
     for task in tasks {
         task.await.unwrap().unwrap();
@@ -107,6 +109,7 @@ async fn above_the_limits_refusal_is_immediate_and_tells_when_to_come_back() {
     let waiting = [bench.start(bench.ask("a", 10)).await, bench.start(bench.ask("b", 10)).await];
     let start = Instant::now();
     let refusal = bench.gate.enter(bench.ask("c", 10)).await.map(drop).unwrap_err();
+    assert_eq!(bench.gate.refuse_when_full().unwrap_err().code, refusal.code);
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert_eq!(refusal.code, ErrorCode::Overloaded);
     assert!(refusal.retry_after >= Some(RETRY_AFTER_MIN), "{refusal:?}");
@@ -163,4 +166,110 @@ async fn when_all_workers_are_gone_nobody_waits() {
     assert_eq!((error.code, error.message.as_str()), (ErrorCode::Unavailable, "all workers are gone"));
     assert_eq!(code(bench.gate.enter(bench.ask("a", 10)).await), ErrorCode::Unavailable);
     assert!(bench.is_empty());
+}
+
+impl Bench {
+    /// Requests that were let through and booked.
+    async fn running(&self, count: u32) -> Vec<Permit> {
+        self.set_room(count).await;
+        let mut permits = Vec::new();
+        for _ in 0..count {
+            permits.push(self.gate.enter(self.ask("a", 10)).await.unwrap());
+        }
+        permits.iter_mut().for_each(Permit::booked);
+        self.set_room(0).await;
+        permits
+    }
+
+    async fn again(&self, permit: Permit) -> tokio::task::JoinHandle<Answer> {
+        let gate = Arc::clone(&self.gate);
+        let task = tokio::spawn(async move { gate.enter_again(permit).await });
+        tokio::task::yield_now().await;
+        task
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_lost_their_worker_go_first_and_no_limit_keeps_them_out() {
+    let two = Usage { requests: 2, tokens: 1_000 };
+    let bench = bench(two, two);
+    let running = bench.running(2).await;
+    let new = [bench.start(bench.ask("b", 10)).await, bench.start(bench.ask("b", 10)).await];
+    let mut again = Vec::new();
+    for permit in running {
+        again.push(bench.again(permit).await);
+    }
+    assert_eq!(bench.gate.waiting(), 4);
+    assert_eq!(
+        code(bench.gate.enter(bench.ask("c", 10)).await),
+        ErrorCode::Overloaded,
+        "they fill the queue"
+    );
+    assert_eq!(code(bench.gate.enter(bench.ask("a", 10)).await), ErrorCode::Overloaded, "they are still a's");
+    bench.set_room(2).await;
+    assert!(again.iter().all(|t| t.is_finished()) && new.iter().all(|t| !t.is_finished()));
+    for task in again {
+        task.await.unwrap().unwrap().booked();
+    }
+    bench.set_room(2).await;
+    for task in new {
+        task.await.unwrap().unwrap();
+    }
+    assert!(bench.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_lost_their_worker_wait_while_there_is_none_but_not_for_other_weights() {
+    for ends in ["in vain", "well", "in other weights", "gives up"] {
+        let bench = bench(AMPLE, AMPLE);
+        let [again] = bench.running(1).await.try_into().ok().unwrap();
+        let again = bench.again(again).await;
+        bench.set_room(GONE).await;
+        assert!(!again.is_finished(), "{ends}");
+        match ends {
+            "in vain" => {
+                let error = again.await.unwrap().map(drop).unwrap_err();
+                assert_eq!(error.code, ErrorCode::Unavailable);
+                assert!(error.message.contains("all workers are gone"), "{error}");
+            }
+            "well" => {
+                bench.set_room(1).await;
+                again.await.unwrap().unwrap();
+            }
+            "in other weights" => {
+                bench.set_room(OTHER_WEIGHTS).await;
+                assert_eq!(again.await.unwrap().map(drop).unwrap_err().message, "other weights");
+            }
+            _ => {
+                again.abort();
+                assert!(again.await.is_err());
+            }
+        }
+        assert!(bench.is_empty(), "{ends}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_was_not_used_waits_again_without_leaving_room_taken() {
+    let bench = bench(AMPLE, AMPLE);
+    bench.set_room(1).await;
+    let unused = bench.gate.enter(bench.ask("a", 10)).await.unwrap();
+    let again = bench.gate.enter_again(unused).await.unwrap();
+    drop(again);
+    assert!(bench.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_may_change_while_requests_are_there() {
+    let bench = bench(AMPLE, AMPLE);
+    let waiting = bench.start(bench.ask("a", 10)).await;
+    let one = Usage { requests: 1, tokens: 10 };
+    bench.gate.set_limits(AdmissionLimits { queued: one, tenant: one });
+    assert_eq!(code(bench.gate.enter(bench.ask("b", 10)).await), ErrorCode::Overloaded);
+    bench.gate.set_limits(AdmissionLimits { queued: AMPLE, tenant: AMPLE });
+    let more = bench.start(bench.ask("b", 10)).await;
+    bench.set_room(2).await;
+    for task in [waiting, more] {
+        task.await.unwrap().unwrap();
+    }
 }

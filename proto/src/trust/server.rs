@@ -1,0 +1,175 @@
+//! The side that listens: a worker.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use rustls::server::WebPkiClientVerifier;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::files::Reloading;
+use super::{ServerStream, TlsFiles, TokenGuard, TrustConfig, TrustError};
+
+/// What a peer gets to prove itself.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Handshakes at a time; further connections wait in the listener's backlog.
+const HANDSHAKES_MAX: usize = 256;
+/// Connections that are ready and not yet served; further handshakes wait.
+const READY_MAX: usize = 16;
+/// Refused peers are told of so often at most; the line counts those between.
+const REFUSALS_EVERY: Duration = Duration::from_secs(10);
+/// After an accept that failed, such as for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Connections, as tonic's server takes them.
+pub type Incoming = Pin<Box<dyn Stream<Item = std::io::Result<ServerStream>> + Send>>;
+
+/// Whom a server lets in. The default lets in everybody.
+#[derive(Clone, Default)]
+pub struct ServerTrust {
+    tls: Option<Arc<Reloading<ServerConfig>>>,
+    guard: TokenGuard,
+}
+
+impl ServerTrust {
+    /// Reads what the configuration names.
+    pub fn load(config: &TrustConfig) -> Result<Self, TrustError> {
+        let tls = config.tls.clone().map(|files| Reloading::new(files, server_config).map(Arc::new));
+        let guard = config.token_file.as_deref().map(TokenGuard::from_file).transpose()?;
+        Ok(Self { tls: tls.transpose()?, guard: guard.unwrap_or_default() })
+    }
+
+    /// Checks every call's token, for tonic's `InterceptorLayer`.
+    pub fn guard(&self) -> TokenGuard {
+        self.guard.clone()
+    }
+
+    /// The listener's connections, each with its handshake done. A peer that fails or dawdles holds up nobody else.
+    pub fn incoming(&self, listener: TcpListener) -> Incoming {
+        let (ready, connections) = mpsc::channel(READY_MAX);
+        tokio::spawn(accept(listener, self.tls.clone(), ready));
+        Box::pin(ReceiverStream::new(connections))
+    }
+}
+
+type Ready = mpsc::Sender<std::io::Result<ServerStream>>;
+
+/// Until nobody wants connections any more.
+async fn accept(listener: TcpListener, tls: Option<Arc<Reloading<ServerConfig>>>, ready: Ready) {
+    let slots = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let refusals = Arc::<Refusals>::default();
+    loop {
+        let next = async {
+            let slot = Arc::clone(&slots).acquire_owned().await;
+            (slot, listener.accept().await)
+        };
+        let (slot, accepted) = tokio::select! {
+            next = next => next,
+            () = ready.closed() => return,
+        };
+        // The semaphore is never closed.
+        let Ok(slot) = slot else { return };
+        match accepted {
+            Ok((stream, peer)) => {
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!(%error, "TCP_NODELAY refused");
+                }
+                let newcomer = Newcomer { stream, peer, _slot: slot };
+                let config = tls.as_ref().map(|tls| tls.get());
+                tokio::spawn(newcomer.admit(config, ready.clone(), Arc::clone(&refusals)));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// A connection of somebody who has not proved anything yet.
+struct Newcomer {
+    stream: TcpStream,
+    peer: SocketAddr,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Newcomer {
+    async fn admit(self, config: Option<Arc<ServerConfig>>, ready: Ready, refusals: Arc<Refusals>) {
+        let peer = self.peer;
+        let stream = match config {
+            None => ServerStream::Plain(self.stream),
+            Some(config) => {
+                let handshake = TlsAcceptor::from(config).accept(self.stream);
+                match timeout(HANDSHAKE_TIMEOUT, handshake).await {
+                    Ok(Ok(stream)) => ServerStream::Tls(Box::new(stream)),
+                    Ok(Err(error)) => return refusals.tell(peer, &error),
+                    Err(_) => {
+                        return tracing::debug!(%peer, "a peer did not finish its TLS handshake in time");
+                    }
+                }
+            }
+        };
+        // Nobody serves any more: the connection is dropped.
+        let _ = ready.send(Ok(stream)).await;
+    }
+}
+
+/// Keeps peers that try on and on from filling the log.
+#[derive(Default)]
+struct Refusals {
+    told: Mutex<Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    last: Option<Instant>,
+    /// Refusals since then.
+    untold: u64,
+}
+
+impl Refusals {
+    fn tell(&self, peer: SocketAddr, error: &std::io::Error) {
+        // A health check that only connects, or a port scan.
+        if error.kind() == std::io::ErrorKind::UnexpectedEof {
+            return tracing::debug!(%peer, "a peer left during its TLS handshake");
+        }
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.last.is_some_and(|last| last.elapsed() < REFUSALS_EVERY) {
+            told.untold += 1;
+            return tracing::debug!(%peer, %error, "a peer's TLS handshake failed, it is refused");
+        }
+        let untold = std::mem::take(&mut told.untold);
+        told.last = Some(Instant::now());
+        tracing::warn!(%peer, %error, untold, "a peer's TLS handshake failed, it is refused");
+    }
+}
+
+fn server_config(files: &TlsFiles) -> Result<ServerConfig, TrustError> {
+    let material = files.read()?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(material.roots.into(), Arc::clone(&provider))
+        .build()
+        .map_err(|error| files.unusable(error))?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| files.unusable(error))?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(material.chain, material.key)
+        .map_err(|error| files.unusable(error))?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(config)
+}
+
+impl std::fmt::Debug for ServerTrust {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerTrust").field("tls", &self.tls.is_some()).field("guard", &self.guard).finish()
+    }
+}

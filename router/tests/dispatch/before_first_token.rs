@@ -1,0 +1,65 @@
+//! What fails before the first token is tried elsewhere.
+
+use std::sync::Arc;
+
+use thalweg_proto::code::ErrorCode;
+
+use crate::scripted_worker::Step;
+use crate::{read, stage};
+
+#[tokio::test]
+async fn before_the_first_token_another_worker_is_tried() {
+    for step in [
+        Step::Refuse(ErrorCode::Overloaded),
+        Step::Refuse(ErrorCode::Draining),
+        Step::Refuse(ErrorCode::Unavailable),
+        Step::Refuse(ErrorCode::FingerprintMismatch),
+        Step::EndEmpty,
+    ] {
+        let stage = stage(3, vec![step.clone(), step.clone()]).await;
+        let generation = stage.dispatch(3).await.unwrap();
+        let served_by = generation.worker().clone();
+        assert_eq!(read(generation).await, (vec![0, 1, 2], Ok(())), "{step:?}");
+        let mut tried: Vec<String> = stage.scene.seen().into_iter().map(|(worker, _)| worker).collect();
+        assert_eq!(tried.last().map(String::as_str), Some(served_by.as_str()));
+        tried.sort();
+        assert_eq!(tried, ["w0", "w1", "w2"], "{step:?}: never the same twice");
+        let attempts: Vec<u64> = stage.scene.seen().iter().map(|(_, r)| r.attempt_id).collect();
+        assert_eq!(attempts, [1, 2, 3]);
+        stage.wait_until_idle().await;
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_before_the_first_token_is_replaced() {
+    let mut stage = stage(2, vec![Step::Hold(0)]).await;
+    let dispatch = tokio::spawn({
+        let (dispatcher, request) = (Arc::clone(&stage.router.state().dispatcher), stage.request(3));
+        async move { dispatcher.dispatch(request).await }
+    });
+    stage.scene.wait_for_seen(1).await;
+    let first: usize = stage.scene.seen()[0].0[1..].parse().unwrap();
+    stage.workers[first].kill();
+    let generation = dispatch.await.unwrap().unwrap();
+    assert_ne!(generation.worker().as_str(), format!("w{first}"));
+    assert_eq!(read(generation).await, (vec![0, 1, 2], Ok(())));
+}
+
+#[tokio::test]
+async fn errors_that_are_the_requests_own_are_not_tried_again() {
+    let stage = stage(2, vec![Step::Refuse(ErrorCode::InvalidRequest)]).await;
+    let error = stage.dispatch(3).await.map(drop).unwrap_err();
+    assert_eq!((error.code, error.message.as_str()), (ErrorCode::InvalidRequest, "scripted invalid_request"));
+    assert_eq!(stage.scene.seen().len(), 1);
+    stage.wait_until_idle().await;
+}
+
+#[tokio::test]
+async fn tries_are_bounded() {
+    let stage = stage(5, vec![Step::Refuse(ErrorCode::Overloaded); 9]).await;
+    let error = stage.dispatch(3).await.map(drop).unwrap_err();
+    assert_eq!(error.code, ErrorCode::Overloaded);
+    assert!(error.retry_after.is_some());
+    assert_eq!(stage.scene.seen().len(), 3);
+    stage.wait_until_idle().await;
+}

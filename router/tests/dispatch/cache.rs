@@ -1,0 +1,46 @@
+//! Where the index says that a prompt lies.
+
+use thalweg_cache_index::{BlockEvent, CacheIndex, EventBatch};
+use thalweg_proto::block_hash::{HashRoot, full_blocks};
+use thalweg_proto::ids::{WorkerEpoch, WorkerId};
+
+use crate::{read, stage};
+
+#[tokio::test]
+async fn a_prompt_goes_where_its_blocks_lie_and_experience_corrects_the_index() {
+    let stage = stage(2, vec![]).await;
+    let request = stage.request(1);
+    let root = HashRoot { fingerprint: b"print", adapter: "", scope: "default", salt: "" };
+    let keys: Vec<u64> =
+        full_blocks(root.hash(), &request.prompt_ids, 16).iter().map(|b| b.index_key()).collect();
+    stage.index.publish(EventBatch {
+        worker: WorkerId::new("w1"),
+        epoch: WorkerEpoch(1),
+        seq: 1,
+        events: vec![BlockEvent::Stored(keys)],
+    });
+    let generation = stage.dispatch(1).await.unwrap();
+    assert_eq!(generation.worker().as_str(), "w1");
+    read(generation).await.1.unwrap();
+    // The script's prompts report no cached token.
+    assert!((stage.worker("w1").confidence().ratio() - 0.9).abs() < 1e-9);
+    let metrics = stage.router.state().metrics_text();
+    for line in ["predicted_cached_tokens_total 96", "actual_cached_tokens_total 0"] {
+        assert!(metrics.contains(&format!("thalweg_router_{line}\n")), "{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn a_restarted_worker_matches_nothing_of_its_former_cache() {
+    let mut stage = stage(2, vec![]).await;
+    let keys = stage.keys();
+    let events = vec![BlockEvent::Stored(keys)];
+    stage.index.publish(EventBatch { worker: WorkerId::new("w0"), epoch: WorkerEpoch(1), seq: 1, events });
+    assert_eq!(stage.router.state().workers.indexed_blocks(&stage.worker("w0")), 6);
+    stage.restart(0, 2);
+    stage.wait_for_epoch("w0", 2).await;
+    assert_eq!(stage.router.state().workers.indexed_blocks(&stage.worker("w0")), 0);
+    read(stage.dispatch(1).await.unwrap()).await.1.unwrap();
+    let metrics = stage.router.state().metrics_text();
+    assert!(metrics.contains("thalweg_router_predicted_cached_tokens_total 0\n"), "{metrics}");
+}

@@ -1,0 +1,178 @@
+//! Connections that bring nothing, and the end of a router.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::StreamExt;
+use http::StatusCode;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::speaking_worker::responses;
+use crate::{COMPLETIONS, Stage, completion, stage, stage_with};
+
+/// What a connection brings until it is closed.
+async fn bytes_until_closed(mut socket: TcpStream) -> String {
+    let mut bytes = Vec::new();
+    // A reset is an end as well.
+    let _ = socket.read_to_end(&mut bytes).await;
+    String::from_utf8(bytes).unwrap()
+}
+
+async fn raw(address: SocketAddr, text: &str) -> TcpStream {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    socket.write_all(text.as_bytes()).await.unwrap();
+    socket
+}
+
+#[tokio::test]
+async fn a_connection_that_never_completes_a_request_is_closed() {
+    let stage = stage().await;
+    let address = stage.router.http_address();
+    let silent = [
+        raw(address, "").await,
+        raw(address, "P").await,
+        raw(address, "GET /health HTTP/1.1\r\nhost: x\r\n").await,
+    ];
+    let busy = raw(address, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    let start = Instant::now();
+    for socket in silent {
+        assert_eq!(bytes_until_closed(socket).await, "");
+    }
+    assert!((9..20).contains(&start.elapsed().as_secs()), "after {:?}", start.elapsed());
+    // One that has been served is kept for its next request.
+    let mut head = [0; 12];
+    let mut busy = busy;
+    busy.read_exact(&mut head).await.unwrap();
+    busy.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    assert_eq!(bytes_until_closed(busy).await.matches("HTTP/1.1 200").count(), 1);
+}
+
+/// Says a token, waits for the word, says the rest.
+fn waits(stage: &Stage) -> tokio::sync::watch::Sender<bool> {
+    let go = tokio::sync::watch::Sender::new(false);
+    let word = go.clone();
+    stage.worker.script(move |request| {
+        let mut messages = responses(request, "abc");
+        let rest = messages.split_off(2);
+        let mut word = word.subscribe();
+        let rest = futures::stream::once(async move {
+            word.wait_for(|go| *go).await.map(drop).unwrap();
+            futures::stream::iter(rest)
+        });
+        futures::stream::iter(messages).chain(rest.flatten()).map(Ok).boxed()
+    });
+    go
+}
+
+#[tokio::test]
+async fn a_draining_router_takes_requests_for_the_delay_and_finishes_all_of_them() {
+    // drain-01, drain-02.
+    let delay = Duration::from_millis(1_500);
+    let Stage { worker, router, http } = stage_with(|c| c.timeouts.drain_delay = delay, true).await;
+    let stage = Stage { worker, router, http };
+    let go = waits(&stage);
+    let address = stage.router.http_address();
+    let mut streams = Vec::new();
+    for _ in 0..10 {
+        streams.push(stage.http.open(COMPLETIONS, &completion(json!({"stream": true}))).await);
+    }
+    stage.worker.begun(10).await;
+    let Stage { worker, router, http } = stage;
+    let ended = tokio::spawn(router.shutdown());
+    let start = Instant::now();
+    while http.get("/ready").await.status == StatusCode::OK {
+        tokio::task::yield_now().await;
+    }
+    // Whoever has not noticed yet is served on connections of its own, and asked to go.
+    let mut served = 0;
+    while start.elapsed() < delay / 2 {
+        let health = http.get("/health").await;
+        assert_eq!((health.status, health.header("connection")), (StatusCode::OK, Some("close")));
+        served += 1;
+    }
+    assert!(served > 0);
+    worker.says("ok");
+    let late = http.post(COMPLETIONS, &completion(json!({}))).await.json();
+    assert_eq!(late["choices"][0]["text"], "ok");
+    go.send_replace(true);
+    for stream in streams {
+        let chunks = stream.read().await.chunks();
+        assert_eq!(crate::streamed_text(&chunks, 0), "abc");
+    }
+    ended.await.unwrap();
+    assert!(start.elapsed() >= delay, "ended after {:?}", start.elapsed());
+    assert!(TcpStream::connect(address).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test]
+async fn idle_connections_do_not_hold_up_the_end() {
+    let stage = stage().await;
+    let mut idle = raw(stage.router.http_address(), "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    idle.read_exact(&mut [0; 12]).await.unwrap();
+    let start = Instant::now();
+    stage.router.shutdown().await;
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    bytes_until_closed(idle).await;
+}
+
+#[tokio::test]
+async fn what_the_drain_timeout_ends_is_told_so() {
+    let stage = stage_with(|c| c.timeouts.drain_timeout = Duration::from_millis(200), true).await;
+    let _never = waits(&stage);
+    let streams = [true, true, false].map(|streamed| {
+        let http = stage.http.clone();
+        tokio::spawn(async move { http.post(COMPLETIONS, &completion(json!({"stream": streamed}))).await })
+    });
+    stage.worker.begun(3).await;
+    let Stage { router, worker: _worker, .. } = stage;
+    router.shutdown().await;
+    for stream in streams {
+        let reply = stream.await.unwrap();
+        let error: Value = match reply.events().last() {
+            Some(event) => serde_json::from_str(event).unwrap(),
+            None => reply.json(),
+        };
+        assert_eq!(error["error"]["code"], "draining", "{}", reply.text);
+    }
+}
+
+#[tokio::test]
+async fn http2_clients_are_served_and_told_to_go() {
+    let delay = Duration::from_secs(1);
+    let stage = stage_with(|c| c.timeouts.drain_delay = delay, true).await;
+    let address = stage.router.http_address();
+    let socket = TokioIo::new(TcpStream::connect(address).await.unwrap());
+    let (mut client, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), socket).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let get = |client: &mut hyper::client::conn::http2::SendRequest<Full<bytes::Bytes>>| {
+        let uri = format!("http://{address}/health");
+        client.send_request(http::Request::get(uri).body(Full::default()).unwrap())
+    };
+    let reply = get(&mut client).await.unwrap();
+    assert_eq!(reply.status(), StatusCode::OK);
+    assert!(reply.into_body().collect().await.unwrap().to_bytes().starts_with(b"{"));
+    let ended = tokio::spawn(stage.router.shutdown());
+    // GOAWAY ends the client's connection in order, well before the router ends.
+    connection.await.unwrap().unwrap();
+    assert!(!ended.is_finished());
+    ended.await.unwrap();
+}
+
+#[tokio::test]
+async fn words_of_the_client_are_repeated_in_part_only() {
+    let stage = stage().await;
+    let long = "x".repeat(100_000);
+    let named = stage.http.post(COMPLETIONS, &completion(json!({"model": long}))).await;
+    let biased = stage.http.post(COMPLETIONS, &completion(json!({"logit_bias": {&long: 1}}))).await;
+    let lost = stage.http.get(&format!("/{}", &long[..50_000])).await;
+    for reply in [named, biased, lost] {
+        assert!(reply.text.len() < 1_000, "{} bytes", reply.text.len());
+        assert!(reply.error()["message"].as_str().unwrap().contains("xxx..."));
+    }
+}

@@ -1,0 +1,63 @@
+//! More requests than the workers and the queue take.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use http::StatusCode;
+use serde_json::json;
+
+use crate::speaking_worker::responses;
+use crate::{COMPLETIONS, completion, stage_with};
+
+/// What the worker says that it runs at once.
+const SLOTS: usize = 64;
+const QUEUE: usize = 8;
+const REQUESTS: usize = 10 * (SLOTS + QUEUE);
+
+#[tokio::test]
+async fn what_neither_workers_nor_queue_take_is_refused_at_once() {
+    let stage = stage_with(|c| c.limits.queue_requests_max = QUEUE, true).await;
+    let go = tokio::sync::watch::Sender::new(false);
+    let word = go.clone();
+    stage.worker.script(move |request| {
+        let (messages, mut word) = (responses(request, "ok"), word.subscribe());
+        let begin = async move { word.wait_for(|go| *go).await.map(drop).unwrap() };
+        futures::stream::once(begin)
+            .flat_map(move |()| futures::stream::iter(messages.clone()))
+            .map(Ok)
+            .boxed()
+    });
+    // A hundred tokens each: with its slots taken the worker has more than a second of prefill ahead.
+    let body = completion(json!({"prompt": "x".repeat(100)}));
+    let tasks: Vec<_> = (0..REQUESTS)
+        .map(|_| {
+            let (http, body) = (stage.http.clone(), body.clone());
+            tokio::spawn(async move { http.post(COMPLETIONS, &body).await })
+        })
+        .collect();
+    stage.worker.begun(SLOTS).await;
+    // Most are refused before anybody has looked for their model's name.
+    let refused = |metrics: &str| -> usize {
+        let lines = metrics.lines().filter(|l| l.contains("outcome=\"overloaded\"} "));
+        lines.filter_map(|l| l.rsplit(' ').next()?.parse::<usize>().ok()).sum()
+    };
+    let all_refused = async {
+        while refused(&stage.http.get("/metrics").await.text) < REQUESTS - SLOTS - QUEUE {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), all_refused).await.expect("the rest is refused");
+    go.send_replace(true);
+    let (mut served, mut sent_away) = (0, 0);
+    for task in tasks {
+        let reply = task.await.unwrap();
+        if reply.status == StatusCode::OK {
+            served += 1;
+            continue;
+        }
+        assert_eq!(reply.status, StatusCode::TOO_MANY_REQUESTS, "{}", reply.text);
+        assert!(reply.header("retry-after").is_some());
+        sent_away += 1;
+    }
+    assert_eq!((served, sent_away), (SLOTS + QUEUE, REQUESTS - SLOTS - QUEUE));
+}
