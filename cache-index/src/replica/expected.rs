@@ -20,7 +20,7 @@ pub struct Expectation {
 struct Expected {
     number: u64,
     holder: Holder,
-    life: u16,
+    tenure: u64,
     keys: Arc<[u64]>,
     from: Instant,
     until: Instant,
@@ -37,7 +37,7 @@ impl Expectations {
     /// Counts `keys` as held from `from` until before `until`. An empty chain expects nothing.
     pub(super) fn add(
         &mut self,
-        (holder, life): (Holder, u16),
+        (holder, tenure): (Holder, u64),
         keys: Arc<[u64]>,
         from: Instant,
         until: Instant,
@@ -48,7 +48,7 @@ impl Expectations {
         if list.len() == PER_FIRST_BLOCK_MAX {
             list.remove(0);
         }
-        list.push(Expected { number: self.last_number, holder, life, keys, from, until });
+        list.push(Expected { number: self.last_number, holder, tenure, keys, from, until });
         Some(Expectation { first, number: self.last_number })
     }
 
@@ -64,11 +64,11 @@ impl Expectations {
         });
     }
 
-    /// Tells `held` for every expectation that shares a prefix with `keys`: by whom, in which life, how many blocks.
-    pub(super) fn lookup(&self, keys: &[u64], now: Instant, mut held: impl FnMut(Holder, u16, u32)) {
+    /// Tells `held` for every expectation that shares a prefix with `keys`: by whom, in which tenure, how many blocks.
+    pub(super) fn lookup(&self, keys: &[u64], now: Instant, mut held: impl FnMut(Holder, u64, u32)) {
         let Some(list) = keys.first().and_then(|first| self.by_first.get(first)) else { return };
         for expected in list.iter().filter(|e| e.from <= now && now < e.until) {
-            held(expected.holder, expected.life, common_prefix(&expected.keys, keys));
+            held(expected.holder, expected.tenure, common_prefix(&expected.keys, keys));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use hashbrown::HashMap;
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
+use tokio::time::Instant;
 
 use super::Holder;
 use super::slots::NO_LIFE;
@@ -11,12 +12,44 @@ use super::walk::Bits;
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) epoch: WorkerEpoch,
+    /// Which numbering of batches within the epoch.
+    pub(super) generation: u64,
     /// Last batch taken in.
     pub(super) seq: u64,
+    /// What a snapshot must include, generation and batch, to make up for batches that never came.
+    pub(super) missed: Option<(u64, u64)>,
+    /// When it last said something over the network.
+    pub(super) heard: Option<Instant>,
+    /// A member of the cluster, and not merely a name in the index.
+    pub(super) member: bool,
+    /// Changes whenever all that was held or expected became void.
+    pub(super) tenure: u64,
     /// Under which number its blocks stand; a new one whenever all of them became void.
     pub(super) life: u16,
     suspended: bool,
     id: Option<WorkerId>,
+}
+
+impl Worker {
+    fn new(epoch: WorkerEpoch, id: Option<WorkerId>) -> Self {
+        Self {
+            epoch,
+            generation: 0,
+            seq: 0,
+            missed: None,
+            heard: None,
+            member: false,
+            tenure: 0,
+            life: NO_LIFE,
+            suspended: false,
+            id,
+        }
+    }
+
+    /// Nothing was ever heard of this epoch, or not all of it.
+    pub(super) fn is_behind(&self) -> bool {
+        self.missed.is_some() || (self.generation, self.seq) == (0, 0)
+    }
 }
 
 /// All workers and the numbers of their lives.
@@ -33,6 +66,7 @@ pub(super) struct Lives {
     live: Bits,
     unused: Vec<u16>,
     dead: Vec<u16>,
+    last_tenure: u64,
 }
 
 impl Lives {
@@ -81,20 +115,22 @@ impl Lives {
             if epoch > self.worker(holder).epoch {
                 let life = self.renew(holder)?;
                 let worker = self.worker_mut(holder);
-                (worker.epoch, worker.seq, worker.life) = (epoch, 0, life);
+                (worker.epoch, worker.life) = (epoch, life);
+                (worker.generation, worker.seq, worker.missed) = (0, 0, None);
             }
             return Some(holder);
         }
         let holder = self.vacant.pop().or_else(|| {
             let next = u16::try_from(self.workers.len()).ok().filter(|n| *n != NO_LIFE)?;
-            self.workers.push(Worker { epoch, seq: 0, life: NO_LIFE, suspended: false, id: None });
+            self.workers.push(Worker::new(epoch, None));
             Some(Holder(next))
         })?;
         let Some(life) = self.begin(holder) else {
             self.vacant.push(holder);
             return None;
         };
-        *self.worker_mut(holder) = Worker { epoch, seq: 0, life, suspended: false, id: Some(id.clone()) };
+        let tenure = self.next_tenure();
+        *self.worker_mut(holder) = Worker { life, tenure, ..Worker::new(epoch, Some(id.clone())) };
         self.by_id.insert(id.clone(), holder);
         Some(holder)
     }
@@ -104,11 +140,43 @@ impl Lives {
         let suspended = self.worker(holder).suspended;
         self.end(self.worker(holder).life);
         let life = self.begin(holder);
-        self.worker_mut(holder).life = life.unwrap_or(NO_LIFE);
+        let tenure = self.next_tenure();
+        let worker = self.worker_mut(holder);
+        (worker.life, worker.tenure) = (life.unwrap_or(NO_LIFE), tenure);
         if suspended {
             life.into_iter().for_each(|life| self.set_live(life, false));
         }
         life
+    }
+
+    /// A life that matches nothing yet.
+    pub(super) fn prepare(&mut self, holder: Holder) -> Option<u16> {
+        let life = self.begin(holder)?;
+        self.set_live(life, false);
+        Some(life)
+    }
+
+    /// A prepared life takes the place of the worker's current one; what is expected of the worker stays expected.
+    pub(super) fn replace(&mut self, holder: Holder, life: u16) {
+        self.end(self.worker(holder).life);
+        let worker = self.worker_mut(holder);
+        worker.life = life;
+        let live = !worker.suspended;
+        self.set_live(life, live);
+    }
+
+    /// Gives a prepared life up.
+    pub(super) fn discard(&mut self, life: u16) {
+        self.end(life);
+    }
+
+    /// Workers for which `wanted` holds.
+    pub(super) fn ids(&self, wanted: impl Fn(&Worker) -> bool) -> Vec<WorkerId> {
+        self.by_id
+            .iter()
+            .filter(|(_, holder)| wanted(self.worker(**holder)))
+            .map(|(id, _)| id.clone())
+            .collect()
     }
 
     /// Stops or resumes matching; what it holds is kept and goes on changing.
@@ -124,8 +192,9 @@ impl Lives {
     pub(super) fn forget(&mut self, id: &WorkerId) {
         if let Some(holder) = self.by_id.remove(id) {
             self.end(self.worker(holder).life);
+            let tenure = self.next_tenure();
             let worker = self.worker_mut(holder);
-            (worker.life, worker.id) = (NO_LIFE, None);
+            (worker.life, worker.id, worker.tenure) = (NO_LIFE, None, tenure);
             self.vacant.push(holder);
         }
     }
@@ -138,6 +207,11 @@ impl Lives {
     /// Numbers of swept lives, to be used again.
     pub(super) fn reuse(&mut self, lives: &[u16]) {
         self.unused.extend_from_slice(lives);
+    }
+
+    fn next_tenure(&mut self) -> u64 {
+        self.last_tenure += 1;
+        self.last_tenure
     }
 
     fn begin(&mut self, holder: Holder) -> Option<u16> {

@@ -3,19 +3,22 @@
 //! Lookups share a lock with each other; changes take it for a bounded piece of work at a time.
 
 mod expected;
+mod follow;
 mod lives;
 mod sets;
 mod slots;
 mod sweep;
 mod walk;
 
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use tokio::time::Instant;
 
 pub use expected::Expectation;
+pub use follow::{Install, NotInstalled, Position};
 
 use crate::{BlockEvent, EventBatch};
 use expected::Expectations;
@@ -50,9 +53,10 @@ pub enum Applied {
     InOrder,
     /// It was known already, or of an older epoch: nothing changed.
     Stale,
-    /// Batches before it are missing, and a removal may have been among them: all that the worker held before is void.
+    /// Batches before it are missing, and a removal may have been among them. `apply` voids all that the worker held
+    /// before; `follow` keeps it until a snapshot comes.
     Gap {
-        /// How many are missing.
+        /// How many are missing, at least.
         missing: u64,
     },
     /// No number is left for another worker: nothing changed, the worker matches nothing.
@@ -78,7 +82,11 @@ pub struct Replica {
     table: RwLock<Table>,
     expectations: RwLock<Expectations>,
     sweep: Mutex<Sweep>,
+    feed: OnceLock<Feed>,
 }
+
+/// Whatever must live for as long as its replica, to be dropped with it.
+pub(crate) type Feed = Arc<dyn Any + Send + Sync>;
 
 #[derive(Default)]
 struct Table {
@@ -94,9 +102,9 @@ impl Replica {
         walk::walk(&table.slots, table.lives.live(), keys, |life, depth| {
             blocks[usize::from(table.lives.owner(life).0)] = depth;
         });
-        self.expectations.read().lookup(keys, now, |holder, life, depth| {
+        self.expectations.read().lookup(keys, now, |holder, tenure, depth| {
             let index = usize::from(holder.0);
-            if index < blocks.len() && table.lives.worker(holder).life == life {
+            if index < blocks.len() && table.lives.worker(holder).tenure == tenure {
                 blocks[index] = blocks[index].max(depth);
             }
         });
@@ -106,7 +114,10 @@ impl Replica {
     /// Makes a worker known in this epoch and fences off what an older one held. None when 65,535 workers and void
     /// lives are known: the worker then matches nothing.
     pub fn enroll(&self, worker: &WorkerId, epoch: WorkerEpoch) -> Option<Holder> {
-        self.table.write().lives.enroll(worker, epoch)
+        let mut table = self.table.write();
+        let holder = table.lives.enroll(worker, epoch)?;
+        table.lives.worker_mut(holder).member = true;
+        Some(holder)
     }
 
     /// The worker matches nothing until it is resumed; its blocks are kept up to date meanwhile.
@@ -128,13 +139,7 @@ impl Replica {
             Ok(accepted) => accepted,
             Err(refused) => return refused,
         };
-        for event in &batch.events {
-            match event {
-                BlockEvent::Stored(keys) => self.change(holder, batch.epoch, keys, true),
-                BlockEvent::Removed(keys) => self.change(holder, batch.epoch, keys, false),
-                BlockEvent::Cleared => self.table.write().clear(holder, batch.epoch),
-            }
-        }
+        self.change_all(holder, batch);
         applied
     }
 
@@ -147,14 +152,14 @@ impl Replica {
         from: Instant,
         until: Instant,
     ) -> Option<Expectation> {
-        let life = {
+        let tenure = {
             let table = self.table.read();
             if usize::from(holder.0) >= table.lives.holders() {
                 return None;
             }
-            table.lives.worker(holder).life
+            table.lives.worker(holder).tenure
         };
-        self.expectations.write().add((holder, life), keys, from, until)
+        self.expectations.write().add((holder, tenure), keys, from, until)
     }
 
     /// The prefill will not happen there.
@@ -183,6 +188,22 @@ impl Replica {
             sets: table.slots.sets.len(),
             workers: table.lives.len(),
             expectations: self.expectations.read().len(),
+        }
+    }
+
+    /// Keeps what brings the news alive; the first call counts.
+    pub(crate) fn fed_by(&self, feed: Feed) {
+        // A replica is fed where it is made, and only there.
+        drop(self.feed.set(feed));
+    }
+
+    fn change_all(&self, holder: Holder, batch: &EventBatch) {
+        for event in &batch.events {
+            match event {
+                BlockEvent::Stored(keys) => self.change(holder, batch.epoch, keys, true),
+                BlockEvent::Removed(keys) => self.change(holder, batch.epoch, keys, false),
+                BlockEvent::Cleared => self.table.write().clear(holder, batch.epoch),
+            }
         }
     }
 

@@ -1,0 +1,114 @@
+//! What can go wrong with Redis, and what to do about it. No error shows a secret.
+
+use std::path::PathBuf;
+
+use redis::{ErrorKind, RedisError};
+
+/// An error of the Redis index.
+#[derive(Debug, thiserror::Error)]
+pub enum RedisIndexError {
+    /// The URL of the index makes no sense.
+    #[error(
+        "{reason}; expected redis://[user:password@]host:port[/db], rediss:// for TLS, \
+         redis+sentinel://host:port,host:port/master-name or redis+cluster://host:port,host:port"
+    )]
+    Url {
+        /// Why.
+        reason: &'static str,
+    },
+    /// A file that was named cannot be used.
+    #[error("cannot read {}: {reason}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// User or password are wrong or missing.
+    #[error(
+        "Redis at {server} refuses user {user} with this password ({detail}); set --index-password-file or \
+         THALWEG_INDEX_PASSWORD, and the user in the URL"
+    )]
+    Auth {
+        /// Where.
+        server: String,
+        /// Who.
+        user: String,
+        /// What it said.
+        detail: String,
+    },
+    /// The user may not do what the index needs.
+    #[error(
+        "Redis at {server} does not permit user {user} what the index needs ({detail}); grant it: ACL SETUSER {user} \
+         ~{{tw1:* +xadd +xread +xrange +xrevrange +set +get +getrange +strlen +expire +zadd +zrange +zremrangebyscore +ping \
+         +role +cluster|slots +multi +exec"
+    )]
+    Permission {
+        /// Where.
+        server: String,
+        /// Who.
+        user: String,
+        /// What it said.
+        detail: String,
+    },
+    /// No connection, or it broke.
+    #[error("Redis at {server} is out of reach: {detail}")]
+    Unreachable {
+        /// Where.
+        server: String,
+        /// Why.
+        detail: String,
+    },
+    /// It did not answer in time.
+    #[error("Redis at {server} did not answer within {ms} ms")]
+    Timeout {
+        /// Where.
+        server: String,
+        /// How long was waited.
+        ms: u128,
+    },
+    /// No sentinel knows a master of this name.
+    #[error("no sentinel of {server} names a master {master:?}; last: {detail}")]
+    NoMaster {
+        /// Which sentinels.
+        server: String,
+        /// The name asked for.
+        master: String,
+        /// What the last one said.
+        detail: String,
+    },
+    /// It answered with an error, such as READONLY, OOM or LOADING.
+    #[error("Redis at {server} refuses: {detail}")]
+    Refused {
+        /// Where.
+        server: String,
+        /// What it said.
+        detail: String,
+    },
+    /// Something in Redis was not written by this version of the index.
+    #[error("{0} in Redis cannot be read by this version")]
+    Undecodable(&'static str),
+    /// The thread of the index could not be started.
+    #[error("cannot start the thread of the cache index: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+impl RedisIndexError {
+    pub(super) fn of(error: &RedisError, server: &str, user: Option<&str>) -> Self {
+        let (server, detail) = (server.to_owned(), error.to_string());
+        let user = user.unwrap_or("default").to_owned();
+        match (error.kind(), code_of(error)) {
+            (ErrorKind::AuthenticationFailed, _) => Self::Auth { server, user, detail },
+            (_, "WRONGPASS" | "NOAUTH") => Self::Auth { server, user, detail },
+            (_, "NOPERM") => Self::Permission { server, user, detail },
+            (ErrorKind::Io | ErrorKind::ClusterConnectionNotFound, _) => Self::Unreachable { server, detail },
+            _ => Self::Refused { server, detail },
+        }
+    }
+}
+
+/// The code of the reply, or of the first that failed in a pipeline.
+fn code_of(error: &RedisError) -> &str {
+    let text = || ["WRONGPASS", "NOAUTH", "NOPERM"].into_iter().find(|code| error.to_string().contains(code));
+    error.code().or_else(text).unwrap_or_default()
+}
