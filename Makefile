@@ -21,7 +21,7 @@ VENV    := .venv
 
 export THALWEG_TEST_MODELS ?= $(abspath $(MODELS))
 
-.PHONY: help up release test test-models lint test-rust test-sdk test-long bench fmt
+.PHONY: help up release test test-models services lint test-rust test-sdk test-long bench fmt
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -40,7 +40,7 @@ lint: ## Format, clippy and documentation, warnings being errors
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-test-rust: test-models ## Unit and integration tests
+test-rust: test-models services ## Unit and integration tests
 	@if $(CARGO) nextest --version >/dev/null 2>&1; \
 	then set -x; $(CARGO) nextest run --workspace --locked; \
 	else set -x; $(CARGO) test --workspace --locked --no-fail-fast; fi
@@ -49,10 +49,10 @@ test-sdk: test-models $(VENV)/ready ## The openai Python SDK against a cluster o
 	$(CARGO) test --workspace --locked --no-run
 	$(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/sdk --binary $(TARGET)/debug/thalweg --model $(SMOLLM2)
 
-test-long: test-models ## Randomised tests over SEEDS (1 to 20); the last output is in docs/test-long.txt
+test-long: test-models services ## Long forms over SEEDS (1 to 20); the last output is in docs/test-long.txt
 	: > docs/test-long.txt
 	for seed in $(SEEDS); do \
-	  THALWEG_TEST_SEED=$$seed $(CARGO) test --workspace --locked --test 'e2e_*' --test faults -- --nocapture 2>&1 \
+	  THALWEG_TEST_LONG=1 THALWEG_TEST_SEED=$$seed $(CARGO) test --workspace --locked --test 'e2e_*' --test faults -- --nocapture 2>&1 \
 	    | tee -a docs/test-long.txt || exit 1; done
 
 bench: release test-models ## Engine speed on both models, as JSON lines
@@ -62,6 +62,13 @@ bench: release test-models ## Engine speed on both models, as JSON lines
 
 fmt: ## Format everything
 	$(CARGO) fmt --all
+
+# Tests start their own Redis and etcd on free ports; nothing of the system's is touched.
+services: ## Redis and etcd for the tests: Debian's packages, where they are missing
+	@if ! command -v redis-server >/dev/null || ! command -v redis-sentinel >/dev/null || ! command -v etcd >/dev/null; then \
+	  root=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  set -x; $$root apt-get update -qq && $$root apt-get install -y -qq --no-install-recommends redis-server redis-sentinel etcd-server; \
+	fi
 
 test-models: $(SMOLLM2) $(GEMMA) $(TINY)/ready ## What tests read, where it is missing
 

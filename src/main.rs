@@ -5,6 +5,7 @@ mod bench;
 mod bench_engine;
 mod bench_serve;
 mod hub;
+mod index;
 mod logging;
 mod options;
 mod router;
@@ -38,6 +39,8 @@ enum Command {
     Worker(worker::Options),
     /// Measure a server, or the engine alone
     Bench(bench::Options),
+    /// Look into the cache index in Redis
+    Index(index::Options),
 }
 
 fn main() -> ExitCode {
@@ -63,6 +66,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Router(options) => router::run(options).await,
             Command::Worker(options) => worker::run(options).await,
             Command::Bench(options) => bench::run(options).await,
+            Command::Index(options) => index::run(options).await,
         }
     });
     // What is worth waiting for has been awaited; a model that is still being read is not.

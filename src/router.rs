@@ -1,14 +1,17 @@
 //! `thalweg router`: HTTP in front, workers behind.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::ensure;
-use thalweg_membership::{GrpcAddress, StaticMembership};
+use thalweg_membership::{EtcdMembership, GrpcAddress, Membership, Record, StaticMembership};
 use thalweg_router::config::RouterConfig;
 use thalweg_router::router::Router;
 
 use crate::options::{IndexOptions, MembershipOptions};
 use crate::shutdown::Signals;
+use crate::worker::host_name;
 
 /// Flags of `thalweg router`.
 #[derive(clap::Args)]
@@ -24,21 +27,53 @@ pub(crate) struct Options {
     index: IndexOptions,
 
     #[command(flatten)]
-    _membership: MembershipOptions,
+    membership: MembershipOptions,
 }
 
 /// Serves until a signal.
-pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+pub(crate) async fn run(mut options: Options) -> anyhow::Result<()> {
+    let etcd = options.membership.open()?;
     ensure!(
-        !options.worker.is_empty(),
-        "--worker: at least one is needed, such as --worker grpc://127.0.0.1:50061"
+        etcd.is_some() || !options.worker.is_empty(),
+        "--worker: at least one is needed, such as --worker grpc://127.0.0.1:50061, or --membership etcd://host:2379"
     );
+    ensure!(
+        etcd.is_none() || options.worker.is_empty(),
+        "--worker and --membership etcd:// exclude each other: workers register themselves in etcd"
+    );
+    let id = &mut options.router.router_id;
+    if id.is_empty() {
+        *id = new_id();
+    }
+    let id = id.clone();
     let mut signals = Signals::listen()?;
-    let membership = Arc::new(StaticMembership::new(options.worker));
-    let router = Router::start(options.router, membership, options.index.open()).await?;
-    tracing::info!(http = %router.http_address(), "router listens");
+    let membership: Arc<dyn Membership> = match &etcd {
+        Some(etcd) => Arc::new(EtcdMembership::follow(etcd, &id)),
+        None => Arc::new(StaticMembership::new(options.worker)),
+    };
+    let router = Router::start(options.router, membership, options.index.open()?).await?;
+    let address = router.http_address();
+    tracing::info!(http = %address, "router listens");
+    let registration = etcd.map(|etcd| etcd.register_router(record(id, address)));
     let name = signals.next().await;
     tracing::info!(signal = name, "shutting down");
-    signals.during(router.shutdown()).await;
+    // The others share the limits without us at once; what we still finish had been let in before.
+    let leave = async {
+        if let Some(registration) = &registration {
+            registration.deregister().await;
+        }
+    };
+    signals.during(async { tokio::join!(router.shutdown(), leave).0 }).await;
     Ok(())
+}
+
+/// New at each start: workers tell bookings apart by it.
+fn new_id() -> String {
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
+    format!("{}-pid-{}-{started:x}", host_name(), std::process::id())
+}
+
+fn record(id: String, http: SocketAddr) -> Record {
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    Record { id, address: http.to_string(), draining: false, models: Vec::new(), version }
 }

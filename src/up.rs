@@ -40,7 +40,8 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     let index: Arc<dyn CacheIndex> = Arc::new(MemoryIndex::new());
     let membership = Arc::new(StaticMembership::new([]));
     // First, so that an address in use is told before the model is read.
-    let router = Router::start(options.router, Arc::clone(&membership) as _, Arc::clone(&index)).await?;
+    let router = RouterConfig { starts_workers: true, ..options.router };
+    let router = Router::start(router, Arc::clone(&membership) as _, Arc::clone(&index)).await?;
     let (workers, model) = tokio::select! {
         started = start_workers(&options.worker, options.workers, &index) => started?,
         name = signals.next() => {

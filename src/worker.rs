@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use thalweg_membership::{GrpcAddress, ParseAddressError, Record, Registration};
 use thalweg_proto::ids::WorkerId;
 use thalweg_worker::config::{WorkerConfig, WorkerPlace};
-use thalweg_worker::worker::{SharedModel, Worker, WorkerAddress};
+use thalweg_worker::worker::{RunningWorker, SharedModel, Worker, WorkerAddress};
 
 use crate::hub;
 use crate::options::{IndexOptions, MembershipOptions};
@@ -25,25 +26,39 @@ pub(crate) struct Options {
     index: IndexOptions,
 
     #[command(flatten)]
-    _membership: MembershipOptions,
+    membership: MembershipOptions,
+
+    /// Where routers reach this worker, as it is told to etcd. Default: the --grpc address
+    #[arg(long, env = "THALWEG_ADVERTISE", value_name = "HOST:PORT", value_parser = advertised)]
+    advertise: Option<GrpcAddress>,
 }
 
 /// Serves until a signal or until the engine fails.
 pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let address = address(&options.place)?;
+    let etcd = options.membership.open()?;
+    ensure!(
+        etcd.is_none() || options.advertise.is_some() || !address.grpc.ip().is_unspecified(),
+        "--grpc {}: routers cannot reach a worker at this address; pass --advertise HOST:PORT with the one that leads \
+         here",
+        address.grpc
+    );
     let config = options.worker;
     let start = async {
         let model = load(&config, 1).await?;
-        anyhow::Ok(Worker::start(address, &model, options.index.open()).await?)
+        let worker = Worker::start(address, &model, options.index.open()?).await?;
+        anyhow::Ok((worker, model.names().to_vec()))
     };
-    let worker = tokio::select! {
-        worker = start => worker?,
+    let (worker, models) = tokio::select! {
+        started = start => started?,
         name = signals.next() => {
             tracing::info!(signal = name, "stopped while loading");
             return Ok(());
         }
     };
+    // It can serve: from here on routers may know of it.
+    let registration = etcd.map(|etcd| etcd.register_worker(record(&worker, options.advertise, models)));
     let engine = worker.engine().clone();
     let failure = tokio::select! {
         reason = engine.ended() => Some(reason),
@@ -52,9 +67,42 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
             None
         }
     };
-    signals.during(worker.shutdown(Duration::from_secs(options.place.drain_timeout))).await;
+    let timeout = Duration::from_secs(options.place.drain_timeout);
+    signals.during(leave(worker, registration, failure.is_some(), timeout)).await;
     ensure!(failure.is_none(), "the engine failed: {}", failure.unwrap_or_default());
     Ok(())
+}
+
+/// Tells the routers, finishes what runs, and strikes itself from the list.
+async fn leave(
+    worker: RunningWorker,
+    registration: Option<Registration>,
+    has_failed: bool,
+    timeout: Duration,
+) {
+    match &registration {
+        Some(registration) if has_failed => registration.deregister().await,
+        Some(registration) => registration.set_draining().await,
+        None => {}
+    }
+    worker.shutdown(timeout).await;
+    if let Some(registration) = registration {
+        registration.deregister().await;
+    }
+}
+
+fn record(worker: &RunningWorker, advertise: Option<GrpcAddress>, models: Vec<String>) -> Record {
+    Record {
+        id: worker.id().to_string(),
+        address: advertise.unwrap_or_else(|| worker.grpc_address().into()).to_string(),
+        draining: false,
+        models,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
+fn advertised(text: &str) -> Result<GrpcAddress, ParseAddressError> {
+    format!("grpc://{}", text.strip_prefix("grpc://").unwrap_or(text)).parse()
 }
 
 /// Finds, checks and loads the model of `workers` workers, off the reactor.
@@ -85,7 +133,8 @@ fn default_id(port: u16) -> String {
     }
 }
 
-fn host_name() -> String {
+/// What this machine, or its container, calls itself.
+pub(crate) fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
         "" => "worker".to_owned(),

@@ -1,6 +1,7 @@
 //! Who is there: the addresses of workers, and every change of them.
 #![forbid(unsafe_code)]
 
+mod etcd;
 mod member;
 mod static_list;
 
@@ -8,6 +9,10 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+pub use etcd::{
+    Etcd, EtcdConfig, EtcdError, EtcdMembership, EtcdUrl, LEASE_TTL_DEFAULT, LEASE_TTL_MIN, MembershipStats,
+    ParseUrlError, Password, Record, Registration,
+};
 pub use member::{GrpcAddress, Member, ParseAddressError};
 pub use static_list::StaticMembership;
 
@@ -21,4 +26,9 @@ pub trait Membership: Send + Sync {
 
     /// Live routers, this one included, now and at every change: at least 1. Limits are divided by it.
     fn routers(&self) -> watch::Receiver<usize>;
+
+    /// How it stands with the source, for metrics; a source that cannot fail has nothing to tell.
+    fn stats(&self) -> MembershipStats {
+        MembershipStats::default()
+    }
 }

@@ -51,6 +51,7 @@ pub struct RouterState {
     index: Arc<dyn CacheIndex>,
     membership: Arc<dyn Membership>,
     draining: AtomicBool,
+    starting: AtomicBool,
 }
 
 impl RouterState {
@@ -80,6 +81,7 @@ impl RouterState {
             Arc::clone(&metrics),
         ));
         let draining = AtomicBool::new(false);
+        let starting = AtomicBool::new(config.starts_workers);
         Arc::new(Self {
             config,
             models,
@@ -91,12 +93,26 @@ impl RouterState {
             index,
             membership,
             draining,
+            starting,
         })
     }
 
     /// The router is going away: /ready fails.
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Workers that take requests.
+    pub(crate) fn workers_ready(&self) -> usize {
+        self.workers.list().iter().filter(|w| w.state() == HealthState::Ready).count()
+    }
+
+    /// No worker of its own has been ready yet, of a process that starts them.
+    pub(crate) fn starting(&self) -> bool {
+        if self.workers_ready() > 0 {
+            self.starting.store(false, Ordering::Release);
+        }
+        self.starting.load(Ordering::Acquire)
     }
 
     /// An error when the queue is full, whatever the request.

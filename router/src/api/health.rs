@@ -8,8 +8,6 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
-use crate::router::RouterState;
-use crate::workers::health::HealthState;
 
 use super::Api;
 
@@ -18,25 +16,17 @@ pub(super) async fn health() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Requests can be served: 503 with the reason while they cannot.
+/// This router takes requests: 503 while it drains, and in `thalweg up` until its first worker serves. Otherwise it does not
+/// depend on workers: their outage would take every router out of the balancer, and clients would not learn why.
 pub(super) async fn ready(State(api): State<Arc<Api>>) -> Response {
-    match not_ready(&api.router) {
-        None => Json(json!({"status": "ready"})).into_response(),
-        Some(reason) => {
-            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": "not ready", "reason": reason})))
-                .into_response()
-        }
-    }
-}
-
-fn not_ready(router: &RouterState) -> Option<&'static str> {
-    match () {
-        () if router.draining() => Some("this router is draining"),
-        () if !router.workers.list().iter().any(|w| w.state() == HealthState::Ready) => {
-            Some("no worker is ready")
-        }
-        () => None,
-    }
+    let workers_ready = api.router.workers_ready();
+    let reason = match () {
+        () if api.router.draining() => "this router is draining",
+        () if api.router.starting() => "no worker is ready yet",
+        () => return Json(json!({"status": "ready", "workers_ready": workers_ready})).into_response(),
+    };
+    let body = json!({"status": "not ready", "reason": reason, "workers_ready": workers_ready});
+    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
 }
 
 /// Prometheus' text format.

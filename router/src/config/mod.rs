@@ -16,6 +16,10 @@ pub struct RouterConfig {
     #[arg(long, env = "THALWEG_HTTP", default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
     pub http: SocketAddr,
 
+    /// This process starts its own workers: until one of them was ready, /ready fails.
+    #[arg(skip)]
+    pub starts_workers: bool,
+
     /// Name under which workers count this router's bookings; drawn at random when empty
     #[arg(long, env = "THALWEG_ROUTER_ID", default_value = "")]
     pub router_id: String,

@@ -101,7 +101,7 @@ impl Buffer {
     /// Adds an event.
     pub(super) fn push(&self, event: GenerationEvent) {
         let bytes = event_bytes(&event);
-        {
+        let total = {
             let mut state = self.shared.state.lock();
             if state.end.is_some() {
                 return;
@@ -112,9 +112,11 @@ impl Buffer {
             }
             state.events.push_back((bytes, event));
             state.bytes += bytes;
-        }
+            // While no reader can take the event: what is taken off was added before.
+            self.pool.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes
+        };
         self.shared.arrived.notify_one();
-        if self.pool.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.pool.bytes_max {
+        if total > self.pool.bytes_max {
             self.pool.cut_most_stalled();
         }
     }

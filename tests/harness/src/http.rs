@@ -80,14 +80,26 @@ impl HttpClient {
         headers: &[(&str, &str)],
         body: Bytes,
     ) -> EventStream {
+        self.try_send(method, path, headers, body).await.expect("an answer")
+    }
+
+    /// Any request at all, or why there is no answer.
+    pub async fn try_send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> Result<EventStream, String> {
         let mut request = Request::builder().method(method).uri(format!("http://{}{path}", self.address));
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let request = request.body(Full::new(body)).expect("a sound request");
         let response = tokio::time::timeout(PATIENCE, self.client.request(request)).await;
-        let (parts, body) = response.expect("an answer in time").expect("an answer").into_parts();
-        EventStream { status: parts.status, headers: parts.headers, body, text: String::new() }
+        let response = response.map_err(|_| format!("no answer within {PATIENCE:?}"))?;
+        let (parts, body) = response.map_err(|error| format!("{error:?}"))?.into_parts();
+        Ok(EventStream { status: parts.status, headers: parts.headers, body, text: String::new() })
     }
 }
 
@@ -124,23 +136,36 @@ impl Reply {
 impl EventStream {
     /// The next event, comments included, without its blank line; None at the end.
     pub async fn next(&mut self) -> Option<String> {
+        self.try_next().await.expect("a sound frame in time")
+    }
+
+    /// The same, or how the stream broke.
+    pub async fn try_next(&mut self) -> Result<Option<String>, String> {
         loop {
             if let Some(end) = self.text.find("\n\n") {
                 let event = self.text[..end].to_owned();
                 self.text.drain(..end + 2);
-                return Some(event);
+                return Ok(Some(event));
             }
-            let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await.expect("a frame in time")?;
-            let data = frame.expect("a sound frame").into_data().unwrap_or_default();
-            self.text.push_str(std::str::from_utf8(&data).expect("frames are valid UTF-8"));
+            let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await;
+            let frame = frame.map_err(|_| format!("nothing for {PATIENCE:?}"))?;
+            let Some(frame) = frame else { return Ok(None) };
+            let data = frame.map_err(|error| format!("{error:?}"))?.into_data().unwrap_or_default();
+            self.text.push_str(std::str::from_utf8(&data).map_err(|error| error.to_string())?);
         }
+    }
+
+    /// Everything up to the end, or how it broke.
+    pub async fn try_read(self) -> Result<Reply, String> {
+        let collected = tokio::time::timeout(PATIENCE, self.body.collect()).await;
+        let collected = collected.map_err(|_| format!("no end within {PATIENCE:?}"))?;
+        let rest = collected.map_err(|error| format!("{error:?}"))?.to_bytes();
+        let text = self.text + std::str::from_utf8(&rest).map_err(|error| error.to_string())?;
+        Ok(Reply { status: self.status, headers: self.headers, text })
     }
 
     /// Everything up to the end.
     pub async fn read(self) -> Reply {
-        let collected = tokio::time::timeout(PATIENCE, self.body.collect()).await.expect("an end in time");
-        let rest = collected.expect("a whole body").to_bytes();
-        let text = self.text + std::str::from_utf8(&rest).expect("UTF-8");
-        Reply { status: self.status, headers: self.headers, text }
+        self.try_read().await.expect("a whole body in time")
     }
 }

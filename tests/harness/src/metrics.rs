@@ -31,6 +31,11 @@ impl Scrape {
         self.sum(name, "").unwrap_or_else(|| panic!("there is no metric {name}"))
     }
 
+    /// The same, 0 where there is none: a counter that has not counted yet.
+    pub fn count(&self, name: &str, labels: &str) -> f64 {
+        self.sum(name, labels).unwrap_or(0.0)
+    }
+
     /// One value per sample of a name.
     pub fn values(&self, name: &str) -> Vec<f64> {
         self.samples.iter().filter(|s| s.name == name).map(|s| s.value).collect()

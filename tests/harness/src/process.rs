@@ -1,4 +1,4 @@
-//! One child process with JSON logs, killed when dropped.
+//! One child process with JSON logs, which can be hurt in every way that a system knows; killed when dropped.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::time::Instant;
 
 /// A cold start on a busy machine takes seconds, not minutes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -70,14 +71,49 @@ impl Process {
 
     /// Ends it like a crash.
     pub fn kill(mut self) {
+        self.end_at_once();
+    }
+
+    /// The same, of one whose log is still wanted.
+    pub fn end_at_once(&mut self) {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it ends");
     }
 
+    /// Sends a signal, such as `STOP`.
+    pub fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([&format!("-{signal}"), &self.child.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "SIG{signal} could not be sent");
+    }
+
+    /// Whether it has not ended.
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().expect("it can be asked").is_none()
+    }
+
+    /// How it ended, within `patience`; None of a signal.
+    pub async fn ended(&mut self, patience: Duration) -> Option<i32> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it can be asked") {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "it did not end within {patience:?}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Memory that it holds now, in bytes (RssAnon, since pages of files come and go).
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line of RssAnon");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number of KiB");
+        kib << 10
+    }
+
     /// Asks it to end and checks that it does so in order: exit code 0 and nothing logged above info.
     pub fn stop(mut self) {
-        let signal = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
-        assert!(signal.is_ok_and(|s| s.success()), "SIGTERM could not be sent");
+        self.signal("TERM");
         let status = self.child.wait().expect("it ends");
         for reader in self.readers.drain(..) {
             reader.join().expect("no panic while reading");
