@@ -9,7 +9,7 @@ use thalweg_membership::{EtcdMembership, GrpcAddress, Membership, Record, Static
 use thalweg_router::config::RouterConfig;
 use thalweg_router::router::Router;
 
-use crate::options::{IndexOptions, MembershipOptions};
+use crate::options::{IndexOptions, MembershipOptions, TrustOptions};
 use crate::shutdown::Signals;
 use crate::worker::host_name;
 
@@ -28,6 +28,9 @@ pub(crate) struct Options {
 
     #[command(flatten)]
     membership: MembershipOptions,
+
+    #[command(flatten)]
+    trust: TrustOptions,
 }
 
 /// Serves until a signal.
@@ -41,6 +44,7 @@ pub(crate) async fn run(mut options: Options) -> anyhow::Result<()> {
         etcd.is_none() || options.worker.is_empty(),
         "--worker and --membership etcd:// exclude each other: workers register themselves in etcd"
     );
+    options.router.trust = options.trust.config();
     let id = &mut options.router.router_id;
     if id.is_empty() {
         *id = new_id();

@@ -10,6 +10,7 @@ use futures::future::{join_all, select_all};
 use thalweg_cache_index::{CacheIndex, MemoryIndex};
 use thalweg_membership::StaticMembership;
 use thalweg_proto::ids::WorkerId;
+use thalweg_proto::trust::TrustConfig;
 use thalweg_router::config::RouterConfig;
 use thalweg_router::router::{Router, RunningRouter};
 use thalweg_worker::config::WorkerConfig;
@@ -73,7 +74,7 @@ async fn start_workers(
     let mut workers = Vec::new();
     for number in 0..count {
         let id = WorkerId::new(format!("worker-{number}"));
-        let address = WorkerAddress { id, grpc: free, metrics: free };
+        let address = WorkerAddress { id, grpc: free, metrics: free, trust: TrustConfig::default() };
         workers.push(Worker::start(address, &model, Arc::clone(index)).await?);
     }
     Ok((workers, model.names()[0].clone()))

@@ -6,11 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use thalweg_membership::{GrpcAddress, ParseAddressError, Record, Registration};
 use thalweg_proto::ids::WorkerId;
+use thalweg_proto::trust::TrustConfig;
 use thalweg_worker::config::{WorkerConfig, WorkerPlace};
 use thalweg_worker::worker::{RunningWorker, SharedModel, Worker, WorkerAddress};
 
 use crate::hub;
-use crate::options::{IndexOptions, MembershipOptions};
+use crate::options::{IndexOptions, MembershipOptions, TrustOptions};
 use crate::shutdown::Signals;
 
 /// Flags of `thalweg worker`.
@@ -28,6 +29,9 @@ pub(crate) struct Options {
     #[command(flatten)]
     membership: MembershipOptions,
 
+    #[command(flatten)]
+    trust: TrustOptions,
+
     /// Where routers reach this worker, as it is told to etcd. Default: the --grpc address
     #[arg(long, env = "THALWEG_ADVERTISE", value_name = "HOST:PORT", value_parser = advertised)]
     advertise: Option<GrpcAddress>,
@@ -36,7 +40,7 @@ pub(crate) struct Options {
 /// Serves until a signal or until the engine fails.
 pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
-    let address = address(&options.place)?;
+    let address = address(&options.place, options.trust.config())?;
     let etcd = options.membership.open()?;
     ensure!(
         etcd.is_none() || options.advertise.is_some() || !address.grpc.ip().is_unspecified(),
@@ -57,6 +61,9 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
             return Ok(());
         }
     };
+    if let Some(etcd) = etcd.clone() {
+        worker.add_metrics(move |text| etcd.stats().add_to(text));
+    }
     // It can serve: from here on routers may know of it.
     let registration = etcd.map(|etcd| etcd.register_worker(record(&worker, options.advertise, models)));
     let engine = worker.engine().clone();
@@ -113,16 +120,17 @@ pub(crate) async fn load(config: &WorkerConfig, workers: usize) -> anyhow::Resul
     Ok(loading.await.context("loading the model panicked")??)
 }
 
-fn address(place: &WorkerPlace) -> anyhow::Result<WorkerAddress> {
+fn address(place: &WorkerPlace, trust: TrustConfig) -> anyhow::Result<WorkerAddress> {
     ensure!(
-        place.grpc.ip().is_loopback() || place.insecure,
-        "--grpc {}: other hosts reach this address, and this build neither encrypts nor authenticates gRPC; pass \
-         --insecure if the network keeps strangers out, or bind to 127.0.0.1",
+        place.grpc.ip().is_loopback() || trust.is_set() || place.insecure,
+        "--grpc {}: other hosts reach this address: pass --tls-cert-file, --tls-key-file and --tls-ca-file, or \
+         --cluster-token-file, so that strangers are refused; --insecure if the network keeps them out; or bind to \
+         127.0.0.1",
         place.grpc
     );
     let id = place.worker_id.clone().unwrap_or_else(|| default_id(place.grpc.port()));
     ensure!(!id.is_empty(), "--worker-id: must not be empty");
-    Ok(WorkerAddress { id: WorkerId::new(id), grpc: place.grpc, metrics: place.metrics })
+    Ok(WorkerAddress { id: WorkerId::new(id), grpc: place.grpc, metrics: place.metrics, trust })
 }
 
 /// A worker that lets the system choose its port cannot keep a name across restarts; its process tells it from others.

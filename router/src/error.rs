@@ -75,6 +75,9 @@ pub enum RouterStartError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Certificates or tokens are of no use.
+    #[error(transparent)]
+    Trust(#[from] thalweg_proto::trust::TrustError),
     /// A value of the configuration contradicts another or itself.
     #[error("--{option}: {reason}")]
     Config {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rand::RngExt;
 use thalweg_cache_index::{CacheIndex, Replica};
 use thalweg_membership::Membership;
+use thalweg_proto::trust::ClientTrust;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -55,7 +56,12 @@ pub struct RouterState {
 }
 
 impl RouterState {
-    fn new(config: RouterConfig, index: Arc<dyn CacheIndex>, membership: Arc<dyn Membership>) -> Arc<Self> {
+    fn new(
+        config: RouterConfig,
+        trust: ClientTrust,
+        index: Arc<dyn CacheIndex>,
+        membership: Arc<dyn Membership>,
+    ) -> Arc<Self> {
         let replica = index.replica();
         let router_id = match config.router_id.as_str() {
             "" => format!("router-{:016x}", rand::rng().random::<u64>()),
@@ -66,6 +72,7 @@ impl RouterState {
         let workers = Arc::new(Workers::new(
             router_id,
             timeouts.connect_timeout,
+            trust,
             Arc::clone(&models),
             Arc::clone(&replica),
         ));
@@ -158,7 +165,8 @@ impl Router {
         let bind = |source| RouterStartError::Bind { address: config.http, source };
         let listener = TcpListener::bind(config.http).await.map_err(bind)?;
         let http = listener.local_addr().map_err(bind)?;
-        let state = RouterState::new(config, index, Arc::clone(&membership));
+        let trust = ClientTrust::load(&config.trust)?;
+        let state = RouterState::new(config, trust, index, Arc::clone(&membership));
 
         let mut background = JoinSet::new();
         background.spawn(Arc::clone(&state.workers).follow(membership.watch(), CancellationToken::new()));

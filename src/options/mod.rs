@@ -2,6 +2,7 @@
 
 mod index;
 mod membership;
+mod trust;
 
 use std::path::PathBuf;
 
@@ -9,6 +10,7 @@ use clap::{Args, ValueEnum};
 
 pub(crate) use index::IndexOptions;
 pub(crate) use membership::MembershipOptions;
+pub(crate) use trust::TrustOptions;
 
 /// Flags of every subcommand.
 #[derive(Args, Clone, Debug)]

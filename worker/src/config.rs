@@ -102,7 +102,7 @@ pub struct WorkerPlace {
     #[arg(long, env = "THALWEG_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
     pub drain_timeout: u64,
 
-    /// Allow a gRPC address that other hosts reach, though this build neither encrypts nor authenticates it
+    /// Allow a gRPC address that other hosts reach without certificates and without a cluster token
     #[arg(long, env = "THALWEG_INSECURE")]
     pub insecure: bool,
 }

@@ -1,7 +1,7 @@
 //! Metrics and health of one worker, for people, Prometheus and Kubernetes.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::extract::State;
@@ -33,13 +33,18 @@ pub(crate) struct HttpListener {
 pub(crate) struct HttpServer {
     pub(crate) address: SocketAddr,
     task: tokio::task::JoinHandle<()>,
+    addition: Arc<OnceLock<Addition>>,
 }
+
+/// Puts further lines into the text of /metrics.
+pub(crate) type Addition = Box<dyn Fn(String) -> String + Send + Sync>;
 
 #[derive(Clone)]
 struct Shared {
     engine: EngineHandle,
     metrics: Arc<WorkerMetrics>,
     index: Arc<dyn CacheIndex>,
+    addition: Arc<OnceLock<Addition>>,
 }
 
 impl HttpListener {
@@ -58,18 +63,27 @@ impl HttpListener {
         index: Arc<dyn CacheIndex>,
         stop: CancellationToken,
     ) -> HttpServer {
-        let serving = axum::serve(self.listener, routes(Shared { engine, metrics, index }))
-            .with_graceful_shutdown(stop.cancelled_owned());
+        let addition = Arc::<OnceLock<Addition>>::default();
+        let shared = Shared { engine, metrics, index, addition: Arc::clone(&addition) };
+        let serving =
+            axum::serve(self.listener, routes(shared)).with_graceful_shutdown(stop.cancelled_owned());
         let task = tokio::spawn(async move {
             if let Err(error) = serving.await {
                 tracing::error!(%error, "metrics server failed");
             }
         });
-        HttpServer { address: self.address, task }
+        HttpServer { address: self.address, task, addition }
     }
 }
 
 impl HttpServer {
+    /// The first addition stays.
+    pub(crate) fn add_metrics(&self, addition: Addition) {
+        if self.addition.set(addition).is_err() {
+            tracing::error!("metrics were added to twice");
+        }
+    }
+
     /// Waits for the end; call behind `stop`. A client that keeps its connection open does not hold this up.
     pub(crate) async fn ended(mut self) {
         let grace = std::time::Duration::from_secs(1);
@@ -89,10 +103,12 @@ fn routes(shared: Shared) -> Router {
 
 async fn exposition(State(shared): State<Shared>) -> impl IntoResponse {
     shared.metrics.observe(shared.engine.take_observations());
-    (
-        [(header::CONTENT_TYPE, CONTENT_TYPE)],
-        shared.metrics.render(&shared.engine.stats(), &shared.index.stats()),
-    )
+    let text = shared.metrics.render(&shared.engine.stats(), &shared.index.stats());
+    let text = match shared.addition.get() {
+        Some(add) => add(text),
+        None => text,
+    };
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text)
 }
 
 /// Alive: the engine runs. A restart is the cure where it does not.

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use thalweg_cache_index::CacheIndex;
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
+use thalweg_proto::trust::TrustConfig;
 use thalweg_proto::{PROTOCOL, block_hash, v1};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -42,6 +43,8 @@ pub struct WorkerAddress {
     pub grpc: SocketAddr,
     /// /metrics, /health and /ready.
     pub metrics: SocketAddr,
+    /// Whom gRPC serves.
+    pub trust: TrustConfig,
 }
 
 /// A worker that serves. Dropping it stops everything without a drain.
@@ -67,7 +70,7 @@ impl Worker {
         model: &Arc<SharedModel>,
         index: Arc<dyn CacheIndex>,
     ) -> Result<RunningWorker, StartError> {
-        let grpc = GrpcListener::bind(address.grpc).await?;
+        let grpc = GrpcListener::bind(address.grpc, &address.trust).await?;
         let http = HttpListener::bind(address.metrics).await?;
         let plan = model.plan();
         let (runner, profile) = {
@@ -141,6 +144,11 @@ impl RunningWorker {
     /// Where /metrics, /health and /ready are.
     pub fn metrics_address(&self) -> SocketAddr {
         self.http.address
+    }
+
+    /// Lets whoever started the worker put lines of his own into the text of /metrics; once.
+    pub fn add_metrics(&self, add: impl Fn(String) -> String + Send + Sync + 'static) {
+        self.http.add_metrics(Box::new(add));
     }
 
     /// The engine, for tests and for whoever watches over it.

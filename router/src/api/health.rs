@@ -8,7 +8,6 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
-
 use super::Api;
 
 /// The process lives.

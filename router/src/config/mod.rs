@@ -5,6 +5,8 @@ pub mod seconds;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use thalweg_proto::trust::TrustConfig;
+
 use crate::error::RouterStartError;
 use crate::policy::Policy;
 
@@ -47,6 +49,11 @@ pub struct RouterConfig {
     /// Seed of tie breaks and of requests that give none; random when absent
     #[arg(long, env = "THALWEG_ROUTER_SEED")]
     pub router_seed: Option<u64>,
+
+    /// How this router proves itself to workers, and which it believes
+    #[arg(skip)]
+    #[serde(skip)]
+    pub trust: TrustConfig,
 }
 
 /// Bounds of everything that could grow.

@@ -7,15 +7,17 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use thalweg_cache_index::IndexStats;
 
+type Figure = fn(&IndexStats) -> u64;
+
 /// Figures of the index; all well and zero where it is in memory.
 pub(crate) struct IndexMetrics {
-    gauges: [(Gauge, fn(&IndexStats) -> u64); 4],
-    counters: [(Counter, fn(&IndexStats) -> u64); 5],
+    gauges: [(Gauge, Figure); 4],
+    counters: [(Counter, Figure); 5],
 }
 
 impl IndexMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let mut gauge = |name: &str, help: &str, of: fn(&IndexStats) -> u64| {
+        let mut gauge = |name: &str, help: &str, of: Figure| {
             let gauge = Gauge::default();
             registry.register(name, help, gauge.clone());
             (gauge, of)
@@ -29,7 +31,7 @@ impl IndexMetrics {
         let help =
             "Age of the newest batch of cache events when it was taken in, clocks' difference included";
         let lag = gauge("index_lag_milliseconds", help, |stats| stats.lag_ms);
-        let mut counter = |name: &str, help: &str, of: fn(&IndexStats) -> u64| {
+        let mut counter = |name: &str, help: &str, of: Figure| {
             let counter = Counter::default();
             registry.register(name, help, counter.clone());
             (counter, of)

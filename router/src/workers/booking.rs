@@ -71,14 +71,16 @@ mod tests {
     use super::*;
     use crate::models::Models;
     use crate::workers::connection;
+    use thalweg_proto::trust::ClientTrust;
 
     #[tokio::test]
     async fn dropping_a_booking_undoes_it_and_what_it_made_expected() {
         let replica = Arc::new(Replica::default());
-        let models = Arc::<Models>::default();
-        let workers = Arc::new(Workers::new("me".into(), Duration::ZERO, models, Arc::clone(&replica)));
+        let (models, trust) = (Arc::<Models>::default(), ClientTrust::default());
+        let workers =
+            Arc::new(Workers::new("me".into(), Duration::ZERO, trust.clone(), models, Arc::clone(&replica)));
         let address = "grpc://localhost:1".parse().unwrap();
-        let client = connection::client(connection::channel(&address, Duration::ZERO).unwrap());
+        let client = connection::client(connection::channel(&address, Duration::ZERO, &trust).unwrap());
         let about = v1::DescribeResponse { worker_id: "w".into(), ..Default::default() };
         let holder = replica.enroll(&WorkerId::new("w"), WorkerEpoch(0)).unwrap();
         let now = Instant::now();

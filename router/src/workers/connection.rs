@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use thalweg_membership::GrpcAddress;
+use thalweg_proto::trust::{ClientTrust, TrustedChannel};
 use thalweg_proto::v1::worker_client::WorkerClient;
 use thalweg_proto::{MESSAGE_BYTES_MAX, PROTOCOL, block_hash, v1};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 
 use super::tokenizers::FetchError;
 
@@ -23,8 +24,11 @@ pub(super) enum ConnectError {
     #[error("address cannot be used: {0}")]
     Address(#[from] tonic::transport::Error),
     /// It does not answer.
-    #[error("worker does not answer: {0}")]
-    Describe(#[from] tonic::Status),
+    #[error("worker does not answer: {}", story(.0))]
+    Describe(tonic::Status),
+    /// It does not know us.
+    #[error("worker refuses this router: {0}")]
+    Refused(String),
     /// Or not in time.
     #[error("worker does not answer within {0:?}")]
     Timeout(Duration),
@@ -45,7 +49,11 @@ pub(super) enum ConnectError {
 }
 
 /// A channel that connects when first used and again after every break.
-pub(super) fn channel(address: &GrpcAddress, connect_timeout: Duration) -> Result<Channel, ConnectError> {
+pub(super) fn channel(
+    address: &GrpcAddress,
+    connect_timeout: Duration,
+    trust: &ClientTrust,
+) -> Result<TrustedChannel, ConnectError> {
     let endpoint = Endpoint::from_shared(address.http_uri())?
         .connect_timeout(connect_timeout)
         .initial_stream_window_size(STREAM_WINDOW)
@@ -54,11 +62,11 @@ pub(super) fn channel(address: &GrpcAddress, connect_timeout: Duration) -> Resul
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
         .tcp_nodelay(true);
-    Ok(endpoint.connect_lazy())
+    Ok(trust.channel(&endpoint))
 }
 
 /// The service with the limits that both sides agree on.
-pub(super) fn client(channel: Channel) -> WorkerClient<Channel> {
+pub(super) fn client(channel: TrustedChannel) -> WorkerClient<TrustedChannel> {
     WorkerClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
@@ -66,13 +74,34 @@ pub(super) fn client(channel: Channel) -> WorkerClient<Channel> {
 
 /// Asks the worker who it is, and checks that we can work with it.
 pub(super) async fn describe(
-    client: &mut WorkerClient<Channel>,
+    client: &mut WorkerClient<TrustedChannel>,
     timeout: Duration,
 ) -> Result<v1::DescribeResponse, ConnectError> {
     let answer = tokio::time::timeout(timeout, client.describe(v1::DescribeRequest {})).await;
-    let about = answer.map_err(|_| ConnectError::Timeout(timeout))??.into_inner();
+    let about = answer.map_err(|_| ConnectError::Timeout(timeout))?.map_err(refusal)?.into_inner();
     check(&about)?;
     Ok(about)
+}
+
+fn refusal(status: tonic::Status) -> ConnectError {
+    match status.code() {
+        tonic::Code::Unauthenticated => ConnectError::Refused(status.message().to_owned()),
+        _ => ConnectError::Describe(status),
+    }
+}
+
+/// The status with what lies beneath it: a certificate that is refused stands at the bottom.
+fn story(status: &tonic::Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        let cause = error.to_string();
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+        source = error.source();
+    }
+    text
 }
 
 fn check(about: &v1::DescribeResponse) -> Result<(), ConnectError> {

@@ -7,13 +7,13 @@ use hashbrown::HashMap;
 use rand::RngExt;
 use thalweg_membership::{GrpcAddress, MemberList};
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
+use thalweg_proto::trust::TrustedChannel;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_client::WorkerClient;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 
 use super::connection::{self, ConnectError};
 use super::{Worker, Workers};
@@ -61,7 +61,7 @@ impl Workers {
 async fn follow_member(workers: Arc<Workers>, address: GrpcAddress, left: CancellationToken) {
     let mut backoff = BACKOFF_FIRST;
     let mut last_error = String::new();
-    let channel = match connection::channel(&address, workers.connect_timeout) {
+    let channel = match connection::channel(&address, workers.connect_timeout, &workers.trust) {
         Ok(channel) => channel,
         Err(error) => return tracing::error!(%address, %error, "member cannot be used"),
     };
@@ -92,7 +92,7 @@ async fn follow_member(workers: Arc<Workers>, address: GrpcAddress, left: Cancel
 async fn get_to_know(
     workers: &Workers,
     address: &GrpcAddress,
-    channel: &Channel,
+    channel: &TrustedChannel,
 ) -> Result<Arc<Worker>, ConnectError> {
     let mut client = connection::client(channel.clone());
     let about = connection::describe(&mut client, workers.connect_timeout).await?;
@@ -106,7 +106,7 @@ impl Workers {
         &self,
         about: v1::DescribeResponse,
         address: &GrpcAddress,
-        client: WorkerClient<Channel>,
+        client: WorkerClient<TrustedChannel>,
     ) -> Result<Arc<Worker>, ConnectError> {
         let (id, epoch) = (WorkerId::new(about.worker_id.as_str()), WorkerEpoch(about.epoch));
         self.warn_of_conflicts(&id, &about);

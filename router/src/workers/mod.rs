@@ -22,6 +22,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use thalweg_cache_index::Replica;
 use thalweg_membership::{GrpcAddress, Member};
+use thalweg_proto::trust::ClientTrust;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -40,6 +41,7 @@ use tokenizers::Tokenizers;
 pub struct Workers {
     router_id: String,
     connect_timeout: Duration,
+    trust: ClientTrust,
     models: Arc<Models>,
     replica: Arc<Replica>,
     tokenizers: Tokenizers,
@@ -73,12 +75,14 @@ impl Workers {
     pub fn new(
         router_id: String,
         connect_timeout: Duration,
+        trust: ClientTrust,
         models: Arc<Models>,
         replica: Arc<Replica>,
     ) -> Self {
         Self {
             router_id,
             connect_timeout,
+            trust,
             models,
             replica,
             tokenizers: Tokenizers::default(),

@@ -8,9 +8,9 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use thalweg_model::chat_template::ChatTemplate;
 use thalweg_model::tokenizer::{Tokenizer, TokenizerBundle};
+use thalweg_proto::trust::TrustedChannel;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_client::WorkerClient;
-use tonic::transport::Channel;
 
 /// Largest bundle taken from a worker, in bytes; real ones have up to 40 MB.
 const BUNDLE_BYTES_MAX: usize = 256 << 20;
@@ -63,7 +63,7 @@ impl Tokenizers {
     pub(super) async fn ensure(
         &self,
         about: &v1::DescribeResponse,
-        client: &mut WorkerClient<Channel>,
+        client: &mut WorkerClient<TrustedChannel>,
     ) -> Result<(), FetchError> {
         let _one_at_a_time = self.fetching.lock().await;
         if self.get(&about.fingerprint).is_some() {
@@ -80,7 +80,7 @@ impl Tokenizers {
     }
 }
 
-async fn transfer(model: String, client: &mut WorkerClient<Channel>) -> Result<Vec<u8>, FetchError> {
+async fn transfer(model: String, client: &mut WorkerClient<TrustedChannel>) -> Result<Vec<u8>, FetchError> {
     let mut chunks = client.fetch_tokenizer(v1::FetchTokenizerRequest { model }).await?.into_inner();
     let mut bytes = Vec::new();
     while let Some(message) = chunks.message().await? {

@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 use thalweg_cache_index::{Confidence, Holder};
 use thalweg_membership::GrpcAddress;
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
+use thalweg_proto::trust::TrustedChannel;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_client::WorkerClient;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tonic::transport::Channel;
 
 use super::health::{Health, HealthEvent, HealthState};
 use super::load::{LoadBook, LoadView, Weight};
@@ -30,7 +30,7 @@ pub struct Worker {
     pub about: v1::DescribeResponse,
     /// Its number in the cache index; None when the index is full.
     pub holder: Option<Holder>,
-    client: WorkerClient<Channel>,
+    client: WorkerClient<TrustedChannel>,
     state: watch::Sender<HealthState>,
     inner: Mutex<Inner>,
 }
@@ -49,7 +49,7 @@ impl Worker {
     pub(super) fn new(
         about: v1::DescribeResponse,
         address: GrpcAddress,
-        client: WorkerClient<Channel>,
+        client: WorkerClient<TrustedChannel>,
         holder: Option<Holder>,
         now: Instant,
     ) -> Self {
@@ -75,7 +75,7 @@ impl Worker {
     }
 
     /// A handle to its gRPC service; all handles share one connection.
-    pub fn client(&self) -> WorkerClient<Channel> {
+    pub fn client(&self) -> WorkerClient<TrustedChannel> {
         self.client.clone()
     }
 

@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use thalweg_proto::trust::{ServerTrust, TrustConfig, TrustError};
 use thalweg_proto::v1::worker_server::WorkerServer;
 use thalweg_proto::{DESCRIPTORS, MESSAGE_BYTES_MAX};
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
+use tonic::service::InterceptorLayer;
 use tonic::transport::Server;
 use tonic_health::server::HealthReporter;
 
@@ -37,6 +38,9 @@ pub enum GrpcError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Certificates or tokens are of no use.
+    #[error("gRPC: {0}")]
+    Trust(#[from] TrustError),
     /// The built-in descriptors cannot be read.
     #[error("gRPC reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -46,6 +50,7 @@ pub enum GrpcError {
 pub(crate) struct GrpcListener {
     pub(crate) address: SocketAddr,
     listener: TcpListener,
+    trust: ServerTrust,
 }
 
 /// A server that answers.
@@ -56,11 +61,12 @@ pub(crate) struct GrpcServer {
 }
 
 impl GrpcListener {
-    /// Takes the address.
-    pub(crate) async fn bind(address: SocketAddr) -> Result<Self, GrpcError> {
+    /// Takes the address, for those whom we are to trust.
+    pub(crate) async fn bind(address: SocketAddr, trust: &TrustConfig) -> Result<Self, GrpcError> {
+        let trust = ServerTrust::load(trust)?;
         let failed = |source| GrpcError::Bind { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
-        Ok(Self { address: listener.local_addr().map_err(failed)?, listener })
+        Ok(Self { address: listener.local_addr().map_err(failed)?, listener, trust })
     }
 
     /// Serves until `stop`, then finishes what runs.
@@ -79,10 +85,11 @@ impl GrpcListener {
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
         let serving = limits(Server::builder())
+            .layer(InterceptorLayer::new(self.trust.guard()))
             .add_service(worker)
             .add_service(health_service)
             .add_service(reflection)
-            .serve_with_incoming_shutdown(incoming(self.listener), stop.cancelled_owned());
+            .serve_with_incoming_shutdown(self.trust.incoming(self.listener), stop.cancelled_owned());
         let task = tokio::spawn(async move {
             if let Err(error) = serving.await {
                 tracing::error!(%error, "gRPC server failed");
@@ -119,17 +126,4 @@ fn limits(server: Server) -> Server {
         .max_concurrent_streams(STREAMS_MAX)
         .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
-}
-
-/// Tokens are small and urgent: no Nagle.
-fn incoming(
-    listener: TcpListener,
-) -> impl futures::Stream<Item = std::io::Result<tokio::net::TcpStream>> + Send + 'static {
-    use futures::TryStreamExt;
-    TcpListenerStream::new(listener).map_ok(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY refused");
-        }
-        stream
-    })
 }

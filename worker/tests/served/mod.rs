@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use thalweg_cache_index::{CacheIndex, MemoryIndex};
 use thalweg_proto::ids::WorkerId;
+use thalweg_proto::trust::TrustConfig;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_client::WorkerClient;
 use thalweg_worker::config::WorkerConfig;
@@ -61,7 +62,8 @@ pub(crate) struct Fixture {
 /// Serves a model on free ports.
 pub(crate) async fn serve(model: &Arc<SharedModel>, index: Arc<dyn CacheIndex>) -> Fixture {
     let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let address = WorkerAddress { id: WorkerId::new("w"), grpc: free, metrics: free };
+    let address =
+        WorkerAddress { id: WorkerId::new("w"), grpc: free, metrics: free, trust: TrustConfig::default() };
     let worker = Worker::start(address, model, index).await.expect("a worker");
     let client =
         WorkerClient::connect(format!("http://{}", worker.grpc_address())).await.expect("a connection");
