@@ -11,6 +11,7 @@ mod router;
 mod settings;
 mod shutdown;
 mod up;
+mod up_processes;
 mod worker;
 
 use std::process::ExitCode;
