@@ -5,6 +5,8 @@ HTTP    ?= 127.0.0.1:8080
 WORKERS ?= 2
 FLAGS   ?=
 
+DIR     ?= gpu
+PROFILE ?= dev
 SEEDS   ?= $(shell seq 1 20)
 
 SHELL       := bash
@@ -21,7 +23,7 @@ VENV    := .venv
 
 export THALWEG_TEST_MODELS ?= $(abspath $(MODELS))
 
-.PHONY: help up release test test-models services lint test-rust test-sdk test-long bench fmt
+.PHONY: help up release test test-models services lint test-rust test-sdk test-long bench fmt kernels test-cuda test-gpu-build test-gpu
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -33,7 +35,7 @@ up: release $(filter $(SMOLLM2),$(MODEL)) ## Build, fetch the default model once
 release: ## The optimised binary
 	$(CARGO) build --release --locked
 
-test: lint test-rust test-sdk ## Everything that fits 25 minutes on 2 cores, cold build included
+test: lint test-rust test-sdk test-cuda ## Everything that fits 25 minutes on 2 cores, cold build included
 
 lint: ## Format, clippy and documentation, warnings being errors
 	$(CARGO) fmt --all --check
@@ -48,6 +50,19 @@ test-rust: test-models services ## Unit and integration tests
 test-sdk: test-models $(VENV)/ready ## The openai Python SDK against a cluster on this machine
 	$(CARGO) test --workspace --locked --no-run
 	$(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/sdk --binary $(TARGET)/debug/thalweg --model $(SMOLLM2)
+
+kernels: ## NVIDIA's compiler from PyPI, where this machine has none
+	@$(PYTHON) scripts/nvcc.py --find >/dev/null || ($(MAKE) $(VENV)/ready && $(VENV)/bin/python scripts/nvcc.py --install)
+
+test-cuda: kernels ## Compile every kernel for every card; what of the CUDA backend needs no GPU
+	NVCC=$$($(PYTHON) scripts/nvcc.py --find) $(CARGO) test -p thalweg-worker --features cuda --locked --lib backend::cuda
+	NVCC=$$($(PYTHON) scripts/nvcc.py --find) $(CARGO) test -p thalweg-worker --features cuda --locked --no-run --test gpu --test schedules
+
+test-gpu-build: kernels test-models ## Tests for a machine with a GPU and without Rust, to DIR= (PROFILE=release for figures)
+	NVCC=$$($(PYTHON) scripts/nvcc.py --find) $(PYTHON) scripts/test_gpu_build.py --cargo "$(CARGO)" --profile $(PROFILE) $(DIR)
+
+test-gpu: ## Run what test-gpu-build made in DIR=
+	cd $(DIR) && ./run.sh
 
 test-long: test-models services ## Long forms over SEEDS (1 to 20); the last output is in docs/test-long.txt
 	: > docs/test-long.txt

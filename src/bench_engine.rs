@@ -1,14 +1,17 @@
 //! `thalweg bench engine`: one engine with nothing around it, closed loop: a batch of prompts, then its decode.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use futures::future::try_join_all;
 use thalweg_proto::block_hash::HashRoot;
 use thalweg_proto::ids::AttemptId;
+use thalweg_worker::backend::BackendError;
 use thalweg_worker::config::WorkerConfig;
 use thalweg_worker::engine::{ChoiceState, Engine, EngineConfig, EngineHandle, EngineRequest, EngineStream};
+use thalweg_worker::plan::{StepId, StepOutput, StepPlan};
+use thalweg_worker::runner::Runner;
 use thalweg_worker::sampling::SamplingParams;
 use tokio::time::Instant;
 
@@ -50,6 +53,32 @@ struct Figures {
     decode_tokens_per_second: f64,
     /// Median time between tokens in which all sequences decoded.
     step_ms: f64,
+    /// Median time of the engine's thread between a step's collection and the next one's being on its way.
+    host_us: f64,
+}
+
+/// Times the engine's thread between a collected step and the next one that it submits.
+struct TimedRunner {
+    runner: Box<dyn Runner>,
+    collected: Option<Instant>,
+    host: Arc<Mutex<Vec<f64>>>,
+}
+
+impl Runner for TimedRunner {
+    fn submit(&mut self, plan: StepPlan) -> Result<StepId, BackendError> {
+        let submitted = self.runner.submit(plan);
+        if let Some(collected) = self.collected.take() {
+            let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+            host.push(collected.elapsed().as_secs_f64() * 1e6);
+        }
+        submitted
+    }
+
+    fn collect(&mut self, step: StepId) -> Result<StepOutput, BackendError> {
+        let output = self.runner.collect(step);
+        self.collected = Some(Instant::now());
+        output
+    }
 }
 
 pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
@@ -62,11 +91,15 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         let model = Arc::clone(&model);
         move || model.runner()
     });
-    let engine = Engine::start(plan.clone(), runner.await.context("starting the device panicked")??, None)?;
+    let runner = runner.await.context("starting the device panicked")??;
+    let host = Arc::new(Mutex::default());
+    let runner = TimedRunner { runner, collected: None, host: Arc::clone(&host) };
+    let engine = Engine::start(plan.clone(), Box::new(runner), None)?;
     let bar = indicatif::ProgressBar::new(u64::from(options.repeat) + 1).with_message("runs");
     let mut runs = Vec::new();
     for number in 0..=options.repeat {
-        let run = one_run(&engine, &options, plan.vocab_size, number).await?;
+        let mut run = one_run(&engine, &options, plan.vocab_size, number).await?;
+        run.host_us = median(std::mem::take(&mut *host.lock().unwrap_or_else(PoisonError::into_inner)));
         // The first one pays for page faults.
         if number > 0 {
             runs.push(run);
@@ -157,6 +190,7 @@ impl Figures {
             prefill_tokens_per_second: prompts / (all_began - begin).as_secs_f64(),
             decode_tokens_per_second: tokens as f64 / decode,
             step_ms: median(gaps),
+            host_us: f64::NAN,
         })
     }
 
@@ -166,6 +200,7 @@ impl Figures {
             prefill_tokens_per_second: of(|r| r.prefill_tokens_per_second),
             decode_tokens_per_second: of(|r| r.decode_tokens_per_second),
             step_ms: of(|r| r.step_ms),
+            host_us: of(|r| r.host_us),
         }
     }
 }
@@ -191,6 +226,7 @@ fn report(options: &Options, hardware: &str, figures: &Figures) {
             "prefill_tokens_per_second": figures.prefill_tokens_per_second,
             "decode_tokens_per_second": figures.decode_tokens_per_second,
             "step_ms": figures.step_ms,
+            "host_us": figures.host_us,
         });
         println!("{line}");
         return;
@@ -199,6 +235,7 @@ fn report(options: &Options, hardware: &str, figures: &Figures) {
     println!("prefill_tokens_per_second  {:10.1}", figures.prefill_tokens_per_second);
     println!("decode_tokens_per_second   {:10.1}", figures.decode_tokens_per_second);
     println!("step_ms                    {:10.3}", figures.step_ms);
+    println!("host_us                    {:10.1}", figures.host_us);
 }
 
 #[cfg(test)]

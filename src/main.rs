@@ -12,6 +12,7 @@ mod router;
 mod settings;
 mod shutdown;
 mod up;
+mod up_processes;
 mod worker;
 
 use std::process::ExitCode;

@@ -1,4 +1,5 @@
-//! `thalweg up`: a router and its workers in one process, for one machine.
+//! `thalweg up`: a router and its workers for one machine: on its cores within this process, on its GPUs in processes
+//! of their own.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,18 +15,31 @@ use thalweg_proto::trust::TrustConfig;
 use thalweg_router::config::RouterConfig;
 use thalweg_router::router::{Router, RunningRouter};
 use thalweg_worker::config::WorkerConfig;
-use thalweg_worker::worker::{RunningWorker, Worker, WorkerAddress};
+use thalweg_worker::worker::{RunningWorker, Worker, WorkerAddress, gpus};
 
 use crate::shutdown::Signals;
+use crate::up_processes::{self, Change, WorkerProcesses};
 use crate::worker::load;
+
+/// Workers on the CPU: two, so that what the router does can be seen.
+const WORKERS_DEFAULT: u16 = 2;
 
 /// Flags of `thalweg up`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Workers of this process; they share the weights and divide --threads
-    #[arg(long, env = "THALWEG_WORKERS", value_name = "N", default_value_t = 2)]
+    /// Workers. On the CPU they share the weights and divide --threads, and there are 2 by default; by default there is one for
+    /// each GPU
+    #[arg(long, env = "THALWEG_WORKERS", value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
-    workers: u16,
+    workers: Option<u16>,
+
+    /// Give each worker a process of its own, as workers on GPUs always have: one that crashes is started again
+    #[arg(long, env = "THALWEG_WORKER_PROCESSES")]
+    worker_processes: bool,
+
+    /// Be one worker of the process that started this one
+    #[arg(long, hide = true, value_name = "NUMBER")]
+    as_worker: Option<usize>,
 
     #[command(flatten)]
     router: RouterConfig,
@@ -36,15 +50,83 @@ pub(crate) struct Options {
 
 /// Serves until a signal or until an engine fails.
 pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
-    let mut signals = Signals::listen()?;
     let drain_timeout = options.router.timeouts.drain_timeout;
+    if let Some(number) = options.as_worker {
+        return up_processes::serve(number, &options.worker, drain_timeout).await;
+    }
+    let config = options.worker.clone();
+    match tokio::task::spawn_blocking(move || gpus(&config)).await?? {
+        0 if !options.worker_processes => in_process(options, drain_timeout).await,
+        gpus => in_processes(options, gpus, drain_timeout).await,
+    }
+}
+
+/// A router here, a process for each worker.
+async fn in_processes(options: Options, gpus: usize, drain_timeout: Duration) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
+    let membership = Arc::new(StaticMembership::new([]));
+    let index: Arc<dyn CacheIndex> = Arc::new(MemoryIndex::new());
+    let router = RouterConfig { starts_workers: true, ..options.router };
+    let router = Router::start(router, Arc::clone(&membership) as _, index).await?;
+    let default = if gpus > 0 { gpus } else { WORKERS_DEFAULT.into() };
+    let count = options.workers.map_or(default, usize::from);
+    let mut workers = WorkerProcesses::start(count, gpus)?;
+    let failure = tokio::select! {
+        reason = watch(&mut workers, count, &membership, &router) => Some(reason),
+        name = signals.next() => {
+            tracing::info!(signal = name, "shutting down");
+            None
+        }
+    };
+    let shutdown = async {
+        router.shutdown().await;
+        workers.shutdown(drain_timeout).await;
+    };
+    signals.during(shutdown).await;
+    ensure!(failure.is_none(), "{}", failure.unwrap_or_default());
+    Ok(())
+}
+
+/// Keeps the membership true; returns why it makes no sense to go on.
+async fn watch(
+    workers: &mut WorkerProcesses,
+    count: usize,
+    membership: &StaticMembership,
+    router: &RunningRouter,
+) -> String {
+    let mut places = vec![None; count];
+    let mut is_announced = false;
+    while let Some(change) = workers.next().await {
+        match change {
+            Change::Up(number, address, model) => {
+                places[number] = Some(address);
+                membership.set(places.iter().flatten().map(|address| (*address).into()));
+                if !is_announced {
+                    router.ready().await;
+                    print_ready(router.http_address(), &model);
+                    is_announced = true;
+                }
+            }
+            Change::Down(number) => {
+                places[number] = None;
+                membership.set(places.iter().flatten().map(|address| (*address).into()));
+            }
+            Change::Failed(number, status) => return format!("worker {number} did not start: {status}"),
+        }
+    }
+    "no worker is left".to_owned()
+}
+
+/// Router and workers in this process.
+async fn in_process(options: Options, drain_timeout: Duration) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
     let index: Arc<dyn CacheIndex> = Arc::new(MemoryIndex::new());
     let membership = Arc::new(StaticMembership::new([]));
     // First, so that an address in use is told before the model is read.
     let router = RouterConfig { starts_workers: true, ..options.router };
     let router = Router::start(router, Arc::clone(&membership) as _, Arc::clone(&index)).await?;
     let (workers, model) = tokio::select! {
-        started = start_workers(&options.worker, options.workers, &index) => started?,
+        started = start_workers(&options.worker, options.workers.unwrap_or(WORKERS_DEFAULT), &index) => started?,
         name = signals.next() => {
             tracing::info!(signal = name, "stopped while loading");
             return Ok(());

@@ -48,10 +48,12 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
          here",
         address.grpc
     );
+    // Before the model, so that a wrong flag is told at once.
+    let index = options.index.open()?;
     let config = options.worker;
     let start = async {
         let model = load(&config, 1).await?;
-        let worker = Worker::start(address, &model, options.index.open()?).await?;
+        let worker = Worker::start(address, &model, index).await?;
         anyhow::Ok((worker, model.names().to_vec()))
     };
     let (worker, models) = tokio::select! {

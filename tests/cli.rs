@@ -118,12 +118,10 @@ fn ports_in_use_are_named() {
 #[test]
 fn flags_that_cannot_work_are_refused() {
     let model = models::smollm2();
-    refused(
-        worker(&model, &["--index", "redis://localhost"]),
-        2,
-        &["--index", "not in this build yet", "memory"],
-    );
-    refused(worker(&model, &["--membership", "etcd://localhost"]), 2, &["--membership", "static"]);
+    refused(worker(&model, &["--index", "memcached"]), 1, &["--index", "memory", "redis://"]);
+    refused(worker(&model, &["--membership", "kubernetes"]), 1, &["--membership", "static", "etcd://"]);
+    refused(worker(&model, &["--engine", "sim"]), 1, &["--profile"]);
+    refused(worker(&model, &["--device", "cuda"]), 1, &["device", "--features cuda"]);
     refused(worker(&model, &["--grpc", "0.0.0.0:0"]), 1, &["--grpc 0.0.0.0:0", "--insecure"]);
     refused(thalweg(&["router"]), 1, &["--worker"]);
     refused(thalweg(&["router", "--worker", "http://x"]), 2, &["--worker", "grpc://host:port"]);

@@ -1,5 +1,6 @@
 //! A checkpoint on disk, whatever its format: one configuration, tensors by role.
 
+mod bare;
 mod fingerprint;
 mod load;
 mod roles;
@@ -15,6 +16,8 @@ use crate::error::ModelError;
 use crate::gguf::Metadata;
 use crate::tensors::{Tensor, TensorTable};
 use crate::tokenizer::{self, TokenizerBundle};
+
+pub use bare::BareModel;
 
 /// An opened checkpoint: a GGUF file (all its parts), or a folder of config.json and safetensors.
 #[derive(Debug)]

@@ -8,6 +8,10 @@ use std::str::FromStr;
 
 use clap::{ArgAction, Args, ValueEnum};
 
+mod gpu;
+
+pub use gpu::{GpuConfig, LoadFormat};
+
 /// What a worker serves, and with how much of the machine.
 #[derive(Args, Clone, Debug)]
 pub struct WorkerConfig {
@@ -49,9 +53,9 @@ pub struct WorkerConfig {
     #[arg(long, env = "THALWEG_KV_CACHE_DTYPE", value_enum, default_value_t = KvCacheDtype::Auto)]
     pub kv_cache_dtype: KvCacheDtype,
 
-    /// KV cache of each worker, such as 512MiB, 2GiB or a number of bytes
-    #[arg(long, env = "THALWEG_KV_CACHE_MEMORY_BYTES", value_name = "BYTES", default_value_t = ByteSize(512 << 20))]
-    pub kv_cache_memory_bytes: ByteSize,
+    /// KV cache of each worker, such as 512MiB, 2GiB or a number of bytes. Default: 512MiB on a CPU, what is left of a GPU
+    #[arg(long, env = "THALWEG_KV_CACHE_MEMORY_BYTES", value_name = "BYTES")]
+    pub kv_cache_memory_bytes: Option<ByteSize>,
 
     /// Keep finished prompts' blocks for requests that begin alike
     #[arg(long, env = "THALWEG_ENABLE_PREFIX_CACHING", value_name = "BOOL", action = ArgAction::Set)]
@@ -67,10 +71,11 @@ pub struct WorkerConfig {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub max_num_seqs: u32,
 
-    /// Tokens that one step computes at most: larger is faster for prompts, smaller is smoother for streams
-    #[arg(long, env = "THALWEG_MAX_NUM_BATCHED_TOKENS", value_name = "TOKENS", default_value_t = 256)]
+    /// Tokens that one step computes at most: larger is faster for prompts, smaller is smoother for streams. Default: 256 on a
+    /// CPU, 2048 on a GPU
+    #[arg(long, env = "THALWEG_MAX_NUM_BATCHED_TOKENS", value_name = "TOKENS")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub max_num_batched_tokens: u32,
+    pub max_num_batched_tokens: Option<u32>,
 
     /// Ranks that share one model. This build has 1
     #[arg(long, env = "THALWEG_TENSOR_PARALLEL_SIZE", value_name = "N", default_value_t = 1)]
@@ -81,6 +86,10 @@ pub struct WorkerConfig {
     #[arg(long, env = "THALWEG_THREADS", value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+
+    /// What only GPUs know
+    #[command(flatten)]
+    pub gpu: GpuConfig,
 }
 
 /// Where one worker is reached. `thalweg up` chooses these itself.
@@ -110,10 +119,12 @@ pub struct WorkerPlace {
 /// Devices by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Device {
-    /// The best that there is: in this build the CPU.
+    /// A GPU where this build and machine have one, else the CPU.
     Auto,
     /// This machine's cores.
     Cpu,
+    /// An NVIDIA GPU: the first that CUDA_VISIBLE_DEVICES shows.
+    Cuda,
 }
 
 /// What stands behind the engine.
@@ -159,6 +170,16 @@ impl WorkerConfig {
     /// Whether finished blocks are kept for reuse.
     pub fn prefix_caching(&self) -> bool {
         self.enable_prefix_caching && !self.no_enable_prefix_caching
+    }
+
+    /// Bytes of a CPU worker's KV cache.
+    pub fn kv_cache_bytes(&self) -> u64 {
+        self.kv_cache_memory_bytes.map_or(512 << 20, |size| size.0)
+    }
+
+    /// Tokens of a step, where `default` is the device's.
+    pub fn batched_tokens(&self, default: u32) -> usize {
+        self.max_num_batched_tokens.unwrap_or(default) as usize
     }
 
     /// Threads of the whole process.
@@ -285,8 +306,11 @@ mod tests {
         assert_eq!(config.kv_cache_dtype, KvCacheDtype::Fp8E5m2);
         assert_eq!(config.served_model_name, ["a", "b"]);
         assert_eq!(config.max_num_seqs, 8);
-        assert_eq!(config.kv_cache_memory_bytes, ByteSize(512 << 20));
+        assert_eq!((config.kv_cache_memory_bytes, config.kv_cache_bytes()), (None, 512 << 20));
         assert!(config.prefix_caching());
+        assert_eq!((config.batched_tokens(2048), config.gpu.load_format), (2048, LoadFormat::Auto));
+        let config = parse("--model m --gpu-memory-utilization 0.5 --load-format dummy --seed 7").unwrap();
+        assert_eq!((config.gpu.gpu_memory_utilization, config.gpu.seed), (0.5, 7));
         assert!(!parse("--model m --no-enable-prefix-caching").unwrap().prefix_caching());
         assert!(!parse("--model m --enable-prefix-caching=false").unwrap().prefix_caching());
     }
@@ -300,6 +324,10 @@ mod tests {
             ("--model m --kv-cache-dtype int4", "--kv-cache-dtype"),
             ("--model m --kv-cache-memory-bytes lots", "--kv-cache-memory-bytes"),
             ("--model m --device tpu", "--device"),
+            ("--model m --gpu-memory-utilization 1.5", "--gpu-memory-utilization"),
+            ("--model m --gpu-memory-utilization 0", "--gpu-memory-utilization"),
+            ("--model m --gpu-step-timeout 0", "--gpu-step-timeout"),
+            ("--model m --load-format npcache", "--load-format"),
             ("--model m --max-sequences 3", "--max-sequences"),
         ] {
             let error = parse(args).unwrap_err();

@@ -28,7 +28,7 @@ use crate::service::{GrpcListener, GrpcServer, Identity, WorkerService};
 use publisher::{PendingEvents, Publisher};
 
 pub use error::StartError;
-pub use model::SharedModel;
+pub use model::{SharedModel, gpus};
 
 /// Starts workers.
 #[derive(Debug)]

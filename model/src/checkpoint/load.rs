@@ -56,7 +56,7 @@ fn open_folder(path: &Path) -> Result<Checkpoint, ModelError> {
 }
 
 /// The reference keeps the embedding's scale in the type of the embedding.
-fn rounded(scale: f32, dtype: DType) -> f32 {
+pub(super) fn rounded(scale: f32, dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => half::bf16::from_f32(scale).to_f32(),
         DType::F16 => half::f16::from_f32(scale).to_f32(),
@@ -65,7 +65,7 @@ fn rounded(scale: f32, dtype: DType) -> f32 {
 }
 
 /// The folder's own name, also where the path is `.`.
-fn folder_name(path: &Path) -> Result<String, ModelError> {
+pub(super) fn folder_name(path: &Path) -> Result<String, ModelError> {
     let absolute = match path.file_name() {
         Some(_) => path.to_owned(),
         None => path.canonicalize().map_err(|source| ModelError::io(path, source))?,

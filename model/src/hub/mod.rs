@@ -27,13 +27,18 @@ const TOKENIZER_FILES: [&str; 7] = [
     "chat_template.json",
 ];
 
-/// Reads the configuration and the header of every shard.
-pub(crate) fn read(folder: &Path) -> Result<(ModelConfig, TensorTable), ModelError> {
+/// Reads the configuration alone.
+pub(crate) fn read_config(folder: &Path) -> Result<ModelConfig, ModelError> {
     if !folder.join(CONFIG).exists() {
         let reason = "has no config.json: give a model's folder, or a .gguf file";
         return Err(ModelError::malformed(folder, reason));
     }
-    let config = config::read(&folder.join(CONFIG))?;
+    config::read(&folder.join(CONFIG))
+}
+
+/// Reads the configuration and the header of every shard.
+pub(crate) fn read(folder: &Path) -> Result<(ModelConfig, TensorTable), ModelError> {
+    let config = read_config(folder)?;
     let mut table = TensorTable::default();
     if folder.join(WHOLE).exists() {
         shard::read(&folder.join(WHOLE), |_| true, &mut table)?;

@@ -38,7 +38,9 @@ impl Generation {
     pub(super) fn start(dispatcher: &Arc<Dispatcher>, mut streaming: Streaming) -> Self {
         let worker = streaming.placed.booking.worker().id.clone();
         let (buffer, ender) = (dispatcher.buffers.open(), ChoiceEnder::default());
-        buffer.push(GenerationEvent::Prompt(std::mem::take(&mut streaming.prompt)));
+        // The rest of it, which may be large, goes to the client; what was cached is still to be accounted.
+        let cached = v1::PromptInfo { cached_tokens: streaming.prompt.cached_tokens, ..Default::default() };
+        buffer.push(GenerationEvent::Prompt(std::mem::replace(&mut streaming.prompt, cached)));
         let drain = drain(Arc::clone(dispatcher), streaming, Arc::clone(&buffer), ender.clone());
         let drain = tokio::spawn(drain).abort_handle();
         Self { worker, buffer, ender, drain }

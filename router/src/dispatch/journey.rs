@@ -61,9 +61,9 @@ pub(super) enum Verdict {
 }
 
 impl Journey {
-    pub(super) fn new(choices: u32, max_tokens: u32) -> Self {
+    pub(super) fn new(choices: u32, max_tokens: u32, vocab_size: usize) -> Self {
         Self {
-            progress: Progress::new(choices, max_tokens),
+            progress: Progress::new(choices, max_tokens, vocab_size),
             tried: Vec::new(),
             tokens_before: 0,
             tries: 0,
@@ -160,7 +160,7 @@ mod tests {
     /// Per attempt: tokens that it brings, how it fails, most strikes in flight there. Checks the name of the last
     /// verdict; those before must let it go on.
     fn check(name: &str, attempts: &[(u32, Broken, u32)], expected: &str) {
-        let mut journey = Journey::new(1, 1_000);
+        let mut journey = Journey::new(1, 1_000, 1_000);
         for (at, (tokens, broken, most_strikes)) in attempts.iter().enumerate() {
             if *tokens > 0 {
                 let delta = v1::ChoiceDelta { token_ids: (0..*tokens).collect(), ..Default::default() };
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn probation_begins_with_the_second_strike_and_ends_with_a_token() {
-        let mut journey = Journey::new(1, 100);
+        let mut journey = Journey::new(1, 100, 1_000);
         let life = || (WorkerId::new("w"), WorkerEpoch(1));
         assert_eq!((journey.strikes_at_exit(), journey.on_probation()), (1, false));
         journey.failed(&exit(), life(), 1, LIMITS);

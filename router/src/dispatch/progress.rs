@@ -10,12 +10,13 @@ use crate::error::RouterError;
 pub(super) struct Progress {
     choices: Vec<v1::ChoiceState>,
     max_tokens: usize,
+    vocab_size: usize,
 }
 
 impl Progress {
-    pub(super) fn new(choices: u32, max_tokens: u32) -> Self {
+    pub(super) fn new(choices: u32, max_tokens: u32, vocab_size: usize) -> Self {
         let state = |index| v1::ChoiceState { index, output_ids: Vec::new(), finished: false };
-        Self { choices: (0..choices).map(state).collect(), max_tokens: max_tokens as usize }
+        Self { choices: (0..choices).map(state).collect(), max_tokens: max_tokens as usize, vocab_size }
     }
 
     /// Every choice, finished or not.
@@ -81,6 +82,9 @@ impl Progress {
         if choice.output_ids.len() + delta.token_ids.len() > self.max_tokens {
             return Err(nonsense("more tokens than max_tokens"));
         }
+        if delta.token_ids.iter().any(|id| *id as usize >= self.vocab_size) {
+            return Err(nonsense("tokens outside of the model's vocabulary"));
+        }
         choice.output_ids.extend_from_slice(&delta.token_ids);
         match delta.finish_reason() {
             v1::FinishReason::Unspecified => {}
@@ -117,7 +121,7 @@ mod tests {
 
     #[test]
     fn choices_are_followed_to_their_end() {
-        let mut progress = Progress::new(2, 4);
+        let mut progress = Progress::new(2, 4, 10);
         let kept = progress.take(vec![delta(0, &[1, 2], Unspecified), delta(1, &[7], Stop)]).unwrap();
         assert_eq!((kept.len(), progress.finished(), progress.tokens()), (2, false, 3));
         let kept = progress.take(vec![delta(1, &[9], Unspecified), delta(0, &[3, 4], Length)]).unwrap();
@@ -130,11 +134,12 @@ mod tests {
     #[test]
     fn nonsense_is_an_error() {
         let check = |deltas: Vec<v1::ChoiceDelta>, part: &str| {
-            let error = Progress::new(1, 2).take(deltas).unwrap_err();
+            let error = Progress::new(1, 2, 10).take(deltas).unwrap_err();
             assert!(error.message.contains(part), "{error}");
         };
         check(vec![delta(1, &[1], Unspecified)], "not asked for");
         check(vec![delta(0, &[1, 2, 3], Unspecified)], "more tokens");
+        check(vec![delta(0, &[9, 10], Unspecified)], "vocabulary");
         check(vec![delta(0, &[1], Unspecified), delta(0, &[1, 2], Stop)], "more tokens");
         check(vec![delta(0, &[], Abort)], "aborted");
     }

@@ -111,7 +111,8 @@ impl Tokenized {
             Some([.., last]) => *last,
             _ => block_hash::child(root, &self.prompt_ids).index_key(),
         };
-        let journey = Journey::new(self.n, self.sampling.max_tokens);
+        let vocab_size = self.model.tokenizer.vocab_size();
+        let journey = Journey::new(self.n, self.sampling.max_tokens, vocab_size);
         Hashed { request: self, keys, prefix_key, journey }
     }
 }

@@ -10,6 +10,9 @@ use crate::policy::Speed;
 
 /// Prefill that may wait at a worker whose slots are all taken, in seconds: enough that it never idles.
 const PREFILL_AHEAD_SECONDS_MAX: f64 = 1.0;
+/// Slots per request that may wait at such a worker: some are there when slots come free in one step, and yet short
+/// prompts, whose prefill is next to nothing, do not pile up where nobody can refuse or move them.
+const SLOTS_PER_WAITING: u32 = 4;
 
 /// What a model's workers would take together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,11 +27,13 @@ pub enum Room {
 
 /// Requests that one worker would take now.
 pub(crate) fn of_worker(load: &LoadView, max_num_seqs: u32, speed: &Speed) -> u32 {
-    let slots = max_num_seqs.saturating_sub(load.running.saturating_add(load.waiting));
-    if slots > 0 {
-        return slots;
+    let taken = load.running.saturating_add(load.waiting);
+    if taken < max_num_seqs {
+        return max_num_seqs - taken;
     }
-    u32::from(speed.prefill_seconds(load.prefill_tokens_ahead as f64) < PREFILL_AHEAD_SECONDS_MAX)
+    let has_few_waiting = taken - max_num_seqs < (max_num_seqs / SLOTS_PER_WAITING).max(1);
+    let prefill = speed.prefill_seconds(load.prefill_tokens_ahead as f64);
+    u32::from(has_few_waiting && prefill < PREFILL_AHEAD_SECONDS_MAX)
 }
 
 impl Worker {
@@ -83,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_takes_its_slots_and_one_second_of_prefill() {
+    fn a_worker_takes_its_slots_and_a_few_with_a_second_of_prefill() {
         let check = |running, waiting, prefill_tokens_ahead, expected| {
             let load = LoadView { running, waiting, prefill_tokens_ahead, ..LoadView::default() };
             // 1,000 prompt tokens a second, as assumed of an unknown worker.
@@ -92,8 +97,9 @@ mod tests {
         check(0, 0, 0, 8);
         check(5, 2, 100_000, 1);
         check(8, 0, 0, 1);
-        check(8, 3, 999, 1);
-        check(8, 3, 1_000, 0);
+        check(8, 1, 999, 1);
+        check(8, 1, 1_000, 0);
+        check(8, 2, 0, 0);
         check(6, 9, 1_000, 0);
         check(u32::MAX, 1, 5_000, 0);
     }

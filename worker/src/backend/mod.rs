@@ -8,6 +8,9 @@ use crate::plan::{BlockId, StepOutput, StepPlan};
     reason = "vector instructions, mapped memory, threads that write to their own parts of one buffer"
 )]
 pub mod cpu;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code, reason = "calls of NVIDIA's libraries, and memory that the GPU reads and writes")]
+pub mod cuda;
 
 /// A device with the model's weights, a KV cache and slots. A row's result never depends on the other rows of its step.
 pub trait Backend: Send {
@@ -15,6 +18,10 @@ pub trait Backend: Send {
     fn layers(&self) -> usize;
     /// Takes a step's metadata and token ids; operations below work on it until `finish`. A refused step has run nothing.
     fn begin(&mut self, plan: &StepPlan) -> Result<(), BackendError>;
+    /// Runs the step that was begun as one that was recorded before; false: its operations have to be enqueued one by one.
+    fn replay(&mut self) -> bool {
+        false
+    }
     /// Residual stream from token ids.
     fn embed(&mut self);
     /// Norm, q/k/v projections and biases, q/k norm, rope, KV write.
@@ -34,7 +41,11 @@ pub trait Backend: Send {
     fn sample(&mut self, pass: usize);
     /// Copies whole blocks within a KV group, in order, in every layer of it.
     fn copy_blocks(&mut self, group: usize, pairs: &[(BlockId, BlockId)]);
-    /// Waits for the step and reads back what rows wanted.
+    /// All of the step is enqueued. A device that works by itself may then take the next one.
+    fn end(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Waits for the oldest step that has ended so, and reads back what its rows wanted.
     fn finish(&mut self) -> Result<StepOutput, BackendError>;
 }
 

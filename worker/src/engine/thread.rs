@@ -71,10 +71,10 @@ impl EngineThread {
             }
             self.submit_steps()?;
             idle = self.in_flight.is_empty();
-            // Before the wait for the device, which may be long: load and aborts are news already.
+            // Behind the submission: waking readers takes longer than planning, and the device should not wait for it. Before the
+            // wait for the device, which may be long: load and aborts are news already.
             self.tell();
             self.collect_step()?;
-            self.tell();
         }
     }
 

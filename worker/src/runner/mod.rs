@@ -1,10 +1,14 @@
 //! Executes step plans, at most two in flight.
 
+use std::collections::VecDeque;
+
 use crate::backend::BackendError;
 use crate::plan::{StepId, StepOutput, StepPlan};
 
+pub use device::DeviceRunner;
 pub use model::ModelRunner;
 
+mod device;
 pub mod forward;
 mod model;
 pub mod sim;
@@ -21,3 +25,16 @@ pub trait Runner: Send {
 
 /// Steps submitted and not yet collected.
 pub const STEPS_IN_FLIGHT_MAX: usize = 2;
+
+/// Takes `step` off the uncollected ones, of which it must be the oldest.
+fn in_order(in_flight: &mut VecDeque<StepId>, step: StepId) -> Result<(), BackendError> {
+    if in_flight.front() != Some(&step) {
+        return Err(failure(format!("step {} is not the oldest uncollected one", step.0)));
+    }
+    in_flight.pop_front();
+    Ok(())
+}
+
+fn failure(reason: String) -> BackendError {
+    BackendError { device: "runner".into(), reason }
+}

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use super::forward::forward;
-use super::{Runner, STEPS_IN_FLIGHT_MAX};
+use super::{Runner, STEPS_IN_FLIGHT_MAX, failure, in_order};
 use crate::backend::{Backend, BackendError};
 use crate::plan::{StepId, StepOutput, StepPlan};
 
@@ -53,10 +53,7 @@ impl Runner for ModelRunner {
     }
 
     fn collect(&mut self, step: StepId) -> Result<StepOutput, BackendError> {
-        if self.in_flight.front() != Some(&step) {
-            return Err(failure(format!("step {} is not the oldest uncollected one", step.0)));
-        }
-        self.in_flight.pop_front();
+        in_order(&mut self.in_flight, step)?;
         self.outputs.recv().unwrap_or_else(|_| Err(failure("an earlier step failed".into())))
     }
 }
@@ -89,8 +86,4 @@ fn run<B: Backend>(
 fn message(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
-}
-
-fn failure(reason: String) -> BackendError {
-    BackendError { device: "runner".into(), reason }
 }

@@ -135,3 +135,34 @@ fn failures_surface_from_collect_and_stay() {
         assert_eq!(after.expect_err("its state is lost").to_string(), "runner: an earlier step failed");
     }
 }
+
+/// A device that works by itself: it takes a step before the one ahead is finished.
+#[test]
+fn two_are_enqueued_before_the_first_is_finished() {
+    let (notes, heard) = channel();
+    let mut runner = DeviceRunner::new(Fake { notes, token: 0 });
+    let steps = [runner.submit(plan(1)).expect("room"), runner.submit(StepPlan::default()).expect("room")];
+    let full = runner.submit(plan(3)).expect_err("no room").to_string();
+    assert!(full.contains("2 steps are in flight"), "{full}");
+    let wrong = runner.collect(steps[1]).expect_err("not the oldest").to_string();
+    assert!(wrong.contains("not the oldest"), "{wrong}");
+    for step in steps {
+        runner.collect(step).expect("a step");
+    }
+    drop(runner);
+    let heard: Vec<String> = heard.iter().collect();
+    let of_interest = |note: &&String| ["begin", "embed", "sample 1", "finish"].contains(&note.as_str());
+    let heard: Vec<&String> = heard.iter().filter(of_interest).collect();
+    assert_eq!(heard, ["begin", "embed", "sample 1", "begin", "finish", "finish"]);
+}
+
+#[test]
+fn a_failed_device_stays_failed() {
+    let (notes, _heard) = channel();
+    let mut runner = DeviceRunner::new(Fake { notes, token: 0 });
+    let good = runner.submit(plan(1)).expect("room");
+    assert_eq!(runner.submit(plan(REFUSED)).expect_err("it failed").to_string(), "fake: refused");
+    let after = runner.collect(good).expect_err("its state is lost").to_string();
+    assert_eq!(after, "runner: an earlier step failed");
+    assert!(runner.submit(plan(2)).is_err());
+}

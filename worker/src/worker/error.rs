@@ -80,6 +80,10 @@ pub enum StartError {
     /// Metrics cannot listen.
     #[error(transparent)]
     Http(#[from] HttpError),
+    /// The GPU cannot take the model.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] crate::backend::cuda::CudaError),
     /// A fault of ours.
     #[error("loading the model panicked: {0}")]
     Panicked(String),

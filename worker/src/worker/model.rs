@@ -1,5 +1,9 @@
 //! A model loaded once for all workers of a process: checked against the flags and the machine before it takes memory.
 
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,21 +12,16 @@ use thalweg_model::chat_template::ChatTemplate;
 use thalweg_model::checkpoint::Checkpoint;
 use thalweg_model::config::{LayerKind, ModelConfig};
 use thalweg_model::error::ModelError;
-use thalweg_model::tokenizer::{Tokenizer, TokenizerBundle};
+use thalweg_model::tokenizer::TokenizerBundle;
 
 use super::StartError;
-use super::memory::{Footprint, available_bytes};
 use super::sim::SimModel;
-use crate::backend::BackendError;
-use crate::backend::cpu::isa::Isa;
-use crate::backend::cpu::linear::Compute;
-use crate::backend::cpu::{
-    BLOCK_TOKENS, CpuBackend, CpuBackendConfig, CpuModel, KvDtype, kv_block_bytes, scratch_bytes,
-};
-use crate::config::{Device, Dtype, KvCacheDtype, WorkerConfig};
+use crate::backend::cpu::{BLOCK_TOKENS, KvDtype, kv_block_bytes};
+use crate::config::{Device, EngineKind, KvCacheDtype, LoadFormat, WorkerConfig};
 use crate::engine::{EngineConfig, MAX_WAITING_DEFAULT};
 use crate::kv::{FULL, KvBudget, SLIDING, plan_blocks};
-use crate::runner::{ModelRunner, Runner};
+use crate::plan::KV_GROUPS;
+use crate::runner::Runner;
 use crate::service::ServedModel;
 
 /// Weights, and all that follows from model and flags alone.
@@ -35,47 +34,68 @@ pub struct SharedModel {
     hardware: String,
 }
 
-/// What runners are made of.
+/// Weights where the model runs.
 enum Loaded {
-    Cpu(Arc<CpuModel>, CpuBackendConfig),
+    Cpu(cpu::Loaded),
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Loaded),
     Sim(SimModel),
 }
 
+/// What a device has made of a checkpoint.
+struct Ready {
+    loaded: Loaded,
+    plan: EngineConfig,
+    name: String,
+    bundle: TokenizerBundle,
+    /// Of the weights and of whatever changes KV values.
+    fingerprint: [u8; 32],
+    hardware: String,
+    weight_bytes: u64,
+}
+
+/// GPUs that `--device` leads to, one worker process each; 0: the CPU, where workers of one process share the weights.
+pub fn gpus(config: &WorkerConfig) -> Result<usize, StartError> {
+    match config.device {
+        Device::Cpu => Ok(0),
+        Device::Auto => Ok(count_gpus(config).unwrap_or_else(|error| {
+            tracing::debug!(%error, "no GPU, the model runs on the CPU");
+            0
+        })),
+        Device::Cuda => count_gpus(config),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn count_gpus(config: &WorkerConfig) -> Result<usize, StartError> {
+    let (libraries, needs_blas) = (config.gpu.cuda_library_path.as_deref(), !config.gpu.deterministic);
+    Ok(crate::backend::cuda::Gpu::count(libraries, needs_blas)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn count_gpus(_: &WorkerConfig) -> Result<usize, StartError> {
+    let reason = "this build has no CUDA backend; build it with --features cuda";
+    Err(StartError::config("device", "cuda", reason))
+}
+
 impl SharedModel {
-    /// Opens and checks the checkpoint at `path`, sees that `workers` workers fit, and packs its weights.
+    /// Opens and checks the checkpoint at `path`, sees that `workers` workers fit, and loads its weights.
     pub fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result<Arc<Self>, StartError> {
         check_build(config)?;
         let begin = tokio::time::Instant::now();
-        let checkpoint = Checkpoint::open(path)?;
-        let bundle = tokenizer_bundle(&checkpoint, config)?;
-        let plan = plan(checkpoint.config(), config)?;
-        let threads = config.threads_total();
-        let backend = backend_config(config, &plan, (threads / workers).max(1));
-        let (fingerprint, hardware, loaded) = match SimModel::load(config, &bundle)? {
-            Some(sim) => {
-                let fingerprint = sim.fingerprint(&checkpoint, bundle.chat_template.as_deref());
-                (fingerprint, "sim".to_owned(), Loaded::Sim(sim))
-            }
-            None => {
-                let footprint = Footprint {
-                    weights: CpuModel::bytes_needed(&checkpoint)?,
-                    kv: config.kv_cache_memory_bytes.0,
-                    scratch: scratch_bytes(checkpoint.config(), &backend),
-                    workers: workers as u64,
-                };
-                available_bytes().map_or(Ok(()), |available| footprint.check(available))?;
-                let weights = load_weights(&checkpoint, &bundle, threads, compute(config.dtype))?;
-                let hardware = format!("cpu-{:?}x{}", Isa::from_env(), backend.threads).to_lowercase();
-                (fingerprint(&checkpoint, config, &bundle), hardware, Loaded::Cpu(weights, backend))
-            }
+        let ready = match () {
+            () if config.engine == EngineKind::Sim || config.profile.is_some() => simulated(path, config)?,
+            () if gpus(config)? > 0 => on_gpu(path, config, workers)?,
+            () => on_cpu(path, config, workers)?,
         };
+        let Ready { loaded, plan, name, bundle, fingerprint, hardware, weight_bytes } = ready;
         let names = match config.served_model_name.is_empty() {
-            true => vec![checkpoint.name().to_owned()],
+            true => vec![name],
             false => config.served_model_name.clone(),
         };
         let served = ServedModel {
             names,
-            fingerprint: fingerprint.into(),
+            fingerprint: with_template(&fingerprint, &bundle).into(),
             vocab_size: plan.vocab_size,
             max_model_len: plan.max_model_len as u32,
             eos_ids: bundle.eos_ids.clone(),
@@ -86,7 +106,7 @@ impl SharedModel {
         })?;
         tracing::info!(
             model = served.names[0],
-            weights_mib = loaded.weight_bytes() >> 20,
+            weights_mib = weight_bytes >> 20,
             seconds = format!("{:.2}", begin.elapsed().as_secs_f64()),
             hardware,
             "model loaded"
@@ -127,31 +147,21 @@ impl SharedModel {
         self.tokenizer.clone()
     }
 
-    /// A device of its own for one worker: KV cache, slots and threads.
+    /// A device of its own for one worker: KV cache, slots, and threads or buffers.
     pub fn runner(&self) -> Result<Box<dyn Runner>, StartError> {
-        let (weights, backend) = match &self.loaded {
-            Loaded::Cpu(weights, backend) => (Arc::clone(weights), backend.clone()),
-            Loaded::Sim(sim) => return sim.runner(),
-        };
-        let device = CpuBackend::new(weights, backend)
-            .map_err(|error| BackendError { device: "cpu".to_owned(), reason: error.to_string() })?;
-        Ok(Box::new(ModelRunner::start(device)?))
+        match &self.loaded {
+            Loaded::Cpu(loaded) => loaded.runner(),
+            #[cfg(feature = "cuda")]
+            Loaded::Cuda(loaded) => loaded.runner(),
+            Loaded::Sim(sim) => sim.runner(),
+        }
     }
 
     /// The simulation, where there is one.
     pub(super) fn sim(&self) -> Option<&SimModel> {
         match &self.loaded {
-            Loaded::Cpu(..) => None,
             Loaded::Sim(sim) => Some(sim),
-        }
-    }
-}
-
-impl Loaded {
-    fn weight_bytes(&self) -> u64 {
-        match self {
-            Self::Cpu(weights, _) => weights.bytes(),
-            Self::Sim(_) => 0,
+            _ => None,
         }
     }
 }
@@ -162,14 +172,42 @@ fn check_build(config: &WorkerConfig) -> Result<(), StartError> {
         let reason = "this build runs a model on one rank; leave it at 1 and add workers instead";
         return Err(StartError::config("tensor-parallel-size", tp, reason));
     }
-    match config.device {
-        Device::Auto | Device::Cpu => Ok(()),
+    Ok(())
+}
+
+/// Shape and tokenizer of the checkpoint, without its weights.
+fn simulated(path: &Path, config: &WorkerConfig) -> Result<Ready, StartError> {
+    let checkpoint = Checkpoint::open(path)?;
+    let bundle = with_flags(checkpoint.tokenizer_bundle()?, config)?;
+    let batched_tokens = config.batched_tokens(cpu::BATCHED_TOKENS);
+    let room = Room { kv_bytes: config.kv_cache_bytes(), batched_tokens };
+    let plan = plan(checkpoint.config(), config, &room)?;
+    let sim = SimModel::load(config, &bundle)?;
+    let fingerprint = digest(&checkpoint.fingerprint(), &[b"sim", sim.said().as_bytes()]);
+    let (name, hardware) = (checkpoint.name().to_owned(), "sim".to_owned());
+    Ok(Ready { loaded: Loaded::Sim(sim), plan, name, bundle, fingerprint, hardware, weight_bytes: 0 })
+}
+
+fn on_cpu(path: &Path, config: &WorkerConfig, workers: usize) -> Result<Ready, StartError> {
+    if config.gpu.load_format == LoadFormat::Dummy {
+        let reason = "random weights are made on GPUs; give a checkpoint, or --device cuda";
+        return Err(StartError::config("load-format", "dummy", reason));
     }
+    cpu::load(path, config, workers)
+}
+
+#[cfg(feature = "cuda")]
+fn on_gpu(path: &Path, config: &WorkerConfig, workers: usize) -> Result<Ready, StartError> {
+    cuda::load(path, config, workers)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu(_: &Path, config: &WorkerConfig, _: usize) -> Result<Ready, StartError> {
+    count_gpus(config).and(Err(StartError::Panicked("a build without GPUs found one".into())))
 }
 
 /// The model's own, with the chat template of the flag; both are tried out here, so that a broken one fails the start.
-fn tokenizer_bundle(checkpoint: &Checkpoint, config: &WorkerConfig) -> Result<TokenizerBundle, StartError> {
-    let mut bundle = checkpoint.tokenizer_bundle()?;
+fn with_flags(mut bundle: TokenizerBundle, config: &WorkerConfig) -> Result<TokenizerBundle, StartError> {
     if let Some(path) = &config.chat_template {
         let read = std::fs::read_to_string(path);
         let source = read.map_err(|source| StartError::ChatTemplate { path: path.clone(), source })?;
@@ -181,26 +219,17 @@ fn tokenizer_bundle(checkpoint: &Checkpoint, config: &WorkerConfig) -> Result<To
     Ok(bundle)
 }
 
-/// Packs the weights, while another thread sees whether the tokenizer is sound.
-fn load_weights(
-    checkpoint: &Checkpoint,
-    bundle: &TokenizerBundle,
-    threads: usize,
-    compute: Compute,
-) -> Result<Arc<CpuModel>, StartError> {
-    std::thread::scope(|scope| {
-        let tokenizer = scope.spawn(|| Tokenizer::new(bundle).map(drop));
-        let weights = CpuModel::load(checkpoint, threads, compute)?;
-        tokenizer.join().map_err(|_| StartError::Panicked("the tokenizer".to_owned()))??;
-        Ok(weights)
-    })
+/// What a device leaves for KV, and how many tokens its steps take.
+struct Room {
+    kv_bytes: u64,
+    batched_tokens: usize,
 }
 
-fn plan(model: &ModelConfig, config: &WorkerConfig) -> Result<EngineConfig, StartError> {
+fn plan(model: &ModelConfig, config: &WorkerConfig, room: &Room) -> Result<EngineConfig, StartError> {
     let has_group = [model.layers_of(LayerKind::Full) > 0, model.layers_of(LayerKind::Sliding) > 0];
     let sliding_window = model.sliding_window.filter(|_| has_group[SLIDING]);
     let budget = |max_model_len| KvBudget {
-        bytes: config.kv_cache_memory_bytes.0,
+        bytes: room.kv_bytes,
         bytes_per_block: kv_block_bytes(model, kv_dtype(config.kv_cache_dtype)).map(|bytes| bytes as u64),
         block_tokens: BLOCK_TOKENS,
         sliding_window,
@@ -222,7 +251,7 @@ fn plan(model: &ModelConfig, config: &WorkerConfig) -> Result<EngineConfig, Star
         sliding_window,
         max_model_len,
         max_num_seqs: config.max_num_seqs as usize,
-        max_num_batched_tokens: config.max_num_batched_tokens as usize,
+        max_num_batched_tokens: room.batched_tokens,
         max_waiting: MAX_WAITING_DEFAULT,
         enable_prefix_caching: config.prefix_caching(),
         vocab_size: model.vocab_size,
@@ -234,7 +263,7 @@ fn plan(model: &ModelConfig, config: &WorkerConfig) -> Result<EngineConfig, Star
 fn longest(
     max_position: usize,
     budget: impl Fn(usize) -> KvBudget,
-) -> Result<(usize, [usize; crate::plan::KV_GROUPS]), StartError> {
+) -> Result<(usize, [usize; KV_GROUPS]), StartError> {
     let error = match plan_blocks(&budget(max_position)) {
         Ok(blocks) => return Ok((max_position, blocks)),
         Err(error) => error,
@@ -253,36 +282,22 @@ fn longest(
     Ok((fitting, blocks))
 }
 
-fn backend_config(config: &WorkerConfig, plan: &EngineConfig, threads: usize) -> CpuBackendConfig {
-    CpuBackendConfig {
-        threads,
-        kv_blocks: plan.kv_blocks,
-        kv_dtype: kv_dtype(config.kv_cache_dtype),
-        max_slots: plan.max_num_seqs,
-        max_tokens_per_step: plan.max_num_batched_tokens.max(plan.max_num_seqs),
-    }
-}
-
 /// What two workers must share before one may use the other's block hashes: whatever changes KV values, and the template
 /// besides, since routers keep tokenizer and template by fingerprint.
-fn fingerprint(checkpoint: &Checkpoint, config: &WorkerConfig, bundle: &TokenizerBundle) -> Vec<u8> {
-    let mut hasher = blake3::Hasher::new();
+fn with_template(fingerprint: &[u8; 32], bundle: &TokenizerBundle) -> Vec<u8> {
     let template = bundle.chat_template.as_deref().unwrap_or_default();
-    let compute = format!("{:?}", compute(config.dtype));
-    let fields = [compute.as_bytes(), kv_dtype(config.kv_cache_dtype).name().as_bytes(), template.as_bytes()];
-    hasher.update(&checkpoint.fingerprint());
+    digest(fingerprint, &[template.as_bytes()]).to_vec()
+}
+
+/// A fingerprint of these fields too.
+fn digest(fingerprint: &[u8], fields: &[&[u8]]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(fingerprint);
     for field in fields {
         hasher.update(&(field.len() as u64).to_le_bytes());
         hasher.update(field);
     }
-    hasher.finalize().as_bytes().to_vec()
-}
-
-fn compute(dtype: Dtype) -> Compute {
-    match dtype {
-        Dtype::Auto | Dtype::Bfloat16 => Compute::Int8,
-        Dtype::Float32 => Compute::F32,
-    }
+    *hasher.finalize().as_bytes()
 }
 
 fn kv_dtype(dtype: KvCacheDtype) -> KvDtype {

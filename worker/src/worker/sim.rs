@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use thalweg_model::checkpoint::Checkpoint;
 use thalweg_model::error::ModelError;
 use thalweg_model::tokenizer::{Specials, Tokenizer, TokenizerBundle};
 
@@ -27,12 +26,11 @@ pub(super) struct SimModel {
 const DECODE_BATCHES: [u32; 2] = [1, 8];
 
 impl SimModel {
-    /// None unless the simulation is asked for.
-    pub(super) fn load(config: &WorkerConfig, bundle: &TokenizerBundle) -> Result<Option<Self>, StartError> {
+    /// Reads the profile, which belongs to `--engine sim` and to it alone.
+    pub(super) fn load(config: &WorkerConfig, bundle: &TokenizerBundle) -> Result<Self, StartError> {
         let path = match (config.engine, &config.profile) {
-            (EngineKind::Model, None) => return Ok(None),
             (EngineKind::Sim, Some(path)) => path,
-            (EngineKind::Sim, None) => {
+            (_, None) => {
                 return Err(StartError::config(
                     "engine",
                     "sim",
@@ -56,19 +54,12 @@ impl SimModel {
         let bundle = bundle.clone();
         let encode = Box::new(move |text: &str| encodings(&bundle, text));
         let faults = FaultWatch::start(path, faults, encode)?;
-        Ok(Some(Self { step, tokens, output_tokens, language: Arc::new(language), faults }))
+        Ok(Self { step, tokens, output_tokens, language: Arc::new(language), faults })
     }
 
-    /// Of the checkpoint, of there being no weights, and of what is said in their place.
-    pub(super) fn fingerprint(&self, checkpoint: &Checkpoint, chat_template: Option<&str>) -> Vec<u8> {
-        let said = format!("{:?} {:?}", self.tokens, self.output_tokens);
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&checkpoint.fingerprint());
-        for field in ["sim", &said, chat_template.unwrap_or_default()] {
-            hasher.update(&(field.len() as u64).to_le_bytes());
-            hasher.update(field.as_bytes());
-        }
-        hasher.finalize().as_bytes().to_vec()
+    /// What is said in the place of weights; workers that say the same can go on for each other.
+    pub(super) fn said(&self) -> String {
+        format!("{:?} {:?}", self.tokens, self.output_tokens)
     }
 
     pub(super) fn runner(&self) -> Result<Box<dyn Runner>, StartError> {

@@ -52,7 +52,12 @@ impl Subject {
     }
 }
 
-fn kv_config(model: &ModelConfig, max_model_len: usize, slack: f64, prefix_caching: bool) -> KvConfig {
+pub(crate) fn kv_config(
+    model: &ModelConfig,
+    max_model_len: usize,
+    slack: f64,
+    prefix_caching: bool,
+) -> KvConfig {
     let has_group = [LayerKind::Full, LayerKind::Sliding].map(|kind| model.layers_of(kind) > 0);
     let sliding_window = model.sliding_window.filter(|_| has_group[1]);
     let least = blocks_per_sequence(max_model_len, BLOCK_TOKENS, sliding_window);
@@ -61,7 +66,7 @@ fn kv_config(model: &ModelConfig, max_model_len: usize, slack: f64, prefix_cachi
     KvConfig { block_tokens: BLOCK_TOKENS, blocks, has_group, sliding_window, prefix_caching }
 }
 
-fn alone(config: SchedulerConfig, runner: &mut impl Runner, new: &NewSequence) -> Answer {
+pub(crate) fn alone(config: SchedulerConfig, runner: &mut impl Runner, new: &NewSequence) -> Answer {
     let mut scheduler = Scheduler::new(config);
     scheduler.add(NewSequence { leader: None, ..new.clone() });
     let mut answer = Answer { tokens: Vec::new(), finish: FinishReason::Abort, prompt_logprobs: None };
@@ -77,7 +82,7 @@ fn alone(config: SchedulerConfig, runner: &mut impl Runner, new: &NewSequence) -
 }
 
 /// Greedy, and with everything that a draw can depend on.
-fn samplings() -> Vec<SamplingParams> {
+pub(crate) fn samplings() -> Vec<SamplingParams> {
     let logprobs = Some(2);
     let random = SamplingParams {
         temperature: 0.9,
@@ -129,13 +134,15 @@ fn workspace(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-fn tiny(family: &str) -> PathBuf {
-    let path = workspace(".cache/tiny").join(family);
+pub(crate) fn tiny(family: &str) -> PathBuf {
+    let folder =
+        std::env::var_os("THALWEG_TINY_MODELS").map_or_else(|| workspace(".cache/tiny"), PathBuf::from);
+    let path = folder.join(family);
     assert!(path.exists(), "{} is missing: run make test-models", path.display());
     path
 }
 
-fn test_model(file: &str) -> PathBuf {
+pub(crate) fn test_model(file: &str) -> PathBuf {
     let folder =
         std::env::var_os("THALWEG_TEST_MODELS").map_or_else(|| workspace(".cache/models"), PathBuf::from);
     let path = folder.join(file);

@@ -9,6 +9,8 @@
 mod block_pool;
 mod cases;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod hash_model;
 mod properties;
 mod streams;

@@ -1,0 +1,177 @@
+// What all kernels share: types of the step buffer (worker/src/backend/cuda/kernels.rs has the same), loads, reductions.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <stdint.h>
+
+typedef __nv_bfloat16 bf16;
+
+#define KERNEL extern "C" __global__ void
+
+constexpr int BLOCK_TOKENS = 16;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+// Places in `counts`. Those of a KV group are followed by the other group's.
+constexpr int N_TOKENS = 0, N_LOGIT_ROWS = 1, N_SPLIT = 2, N_MERGE = 4, N_WHOLE = 6, N_SLOT_INITS = 8, N_DECODE = 9;
+
+struct RowMeta {
+    int start, len, context, slot;
+    int table_offset[2], table_first[2];
+};
+
+struct AttnItem {
+    int row, q_start, chunk, partial;
+};
+
+struct MergeItem {
+    int row, q_start, partial_first, n_partials;
+};
+
+struct DecodeItem {
+    int row, q_start, key_begin, key_end;
+    // Where its result goes, -1: it is the only part and the output is written; else which parts meet, and their ticket.
+    int partial, partial_first, n_partials, ticket;
+};
+
+struct LogitRow {
+    int token, slot, target, top, output_index;
+};
+
+struct SlotParams {
+    float temperature;
+    int top_k;
+    float top_p, min_p, presence, frequency, repetition;
+    int choice;
+    unsigned long long seed;
+    int min_tokens, n_bias, n_end, has_penalty;
+    int reserved[2];
+};
+
+struct Bias {
+    int id;
+    float value;
+};
+
+struct SlotInit {
+    int slot, last_token, tokens_offset, n_prompt, n_output, bias_offset, end_offset, reserved;
+    SlotParams params;
+};
+
+constexpr int BIAS_MAX = 1024, END_IDS_MAX = 272, TOP_MAX = 20;
+
+struct Sampled {
+    int token;
+    float logprob;
+    int rank;
+    float target_logprob;
+    int target_rank, n_top;
+    int top_ids[TOP_MAX];
+    float top_logprobs[TOP_MAX];
+};
+
+static_assert(sizeof(RowMeta) == 32 && sizeof(AttnItem) == 16 && sizeof(MergeItem) == 16 && sizeof(DecodeItem) == 32 && sizeof(LogitRow) == 20);
+static_assert(sizeof(SlotParams) == 64 && sizeof(SlotInit) == 96 && sizeof(Sampled) == 184);
+
+// Waits until the kernel before this one has ended and its writes are seen. Does nothing for a launch that was not
+// asked to overlap, or before Hopper.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the kernel behind this one start; it still waits for this one's end before it reads.
+__device__ __forceinline__ void release_successor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// 16 bytes, or zeros. Weights are read once a step: past L1.
+__device__ __forceinline__ uint4 load_stream(const void* p, bool real) {
+    uint4 v;
+    asm volatile(
+        "{.reg .pred real; setp.ne.s32 real, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
+        "@real ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "r"((int)real));
+    return v;
+}
+
+// The same for what other kernels write.
+__device__ __forceinline__ uint4 load_plain(const void* p, bool real) {
+    uint4 v;
+    asm volatile(
+        "{.reg .pred real; setp.ne.s32 real, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
+        "@real ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "r"((int)real));
+    return v;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// 16 bytes to shared memory, or zeros; not waited for.
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool real) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+}
+
+__device__ __forceinline__ void copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int PENDING>
+__device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(uint32_t address, uint32_t (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+
+// c[16][8] += a[16][16] b[8][16]^T. A lane has rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and + 1 of c.
+__device__ __forceinline__ void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t*>(&pair);
+}
+
+__device__ __forceinline__ float low_half(uint32_t pair) {
+    return __uint_as_float(pair << 16);
+}
+
+__device__ __forceinline__ float high_half(uint32_t pair) {
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(ALL_LANES, x, offset);
+    return x;
+}
+
+// Sum over a block of WARPS warps, the same in every thread and in every run.
+template <int WARPS>
+__device__ __forceinline__ float block_sum(float x) {
+    __shared__ float sums[WARPS];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    float total = 0.f;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) total += sums[warp];
+    __syncthreads();
+    return total;
+}

@@ -1,0 +1,179 @@
+// From logits to tokens and logprobs, a block a row. Only the few candidates that a filter can keep are sorted; where they
+// are too many, its threshold is searched for bit by bit. Weights are whole numbers of 2^-40: sums are exact in any order.
+#include "candidates.cuh"
+#include "search.cuh"
+
+constexpr float GREEDY_BELOW = 1e-5f;
+
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011), the first 53 bits as a number in [0, 1).
+__device__ __forceinline__ double uniform(u64 seed, int choice, int output_index) {
+    unsigned counter[4] = {(unsigned)output_index, 0, (unsigned)choice, 0}, key[2] = {(unsigned)seed, (unsigned)(seed >> 32)};
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const u64 a = (u64)0xd2511f53u * counter[0], b = (u64)0xcd9e8d57u * counter[2];
+        const unsigned next[4] = {(unsigned)(b >> 32) ^ counter[1] ^ key[0], (unsigned)b, (unsigned)(a >> 32) ^ counter[3] ^ key[1], (unsigned)a};
+        for (int i = 0; i < 4; i++) counter[i] = next[i];
+        key[0] += 0x9e3779b9u;
+        key[1] += 0xbb67ae85u;
+    }
+    const u64 bits = ((u64)counter[1] << 32 | counter[0]) >> 11;
+    return bits * 0x1p-53;
+}
+
+__device__ __forceinline__ int draw(const Logits& logits, const SlotParams& params, int output_index, Candidates& candidates) {
+    const int likeliest = argmax(logits);
+    const float largest = logits.at(likeliest);
+    if (largest == -INFINITY) return 0;
+    if (params.temperature < GREEDY_BELOW) return likeliest;
+    const Weigh weigh = {largest, LOG2_E / params.temperature};
+    const double random = uniform(params.seed, params.choice, output_index);
+    u64 total = 0;
+    float lowest = -INFINITY;
+    if (params.top_k > 0 && params.top_k <= THREADS) {
+        lowest = reached_by(logits, params.top_k, candidates);
+    } else if (params.top_k == 0 && params.top_p < 1.f) {
+        total = share_above(logits, weigh, params.top_p, lowest);
+    } else if (params.top_k == 0 && params.min_p > 0.f) {
+        lowest = largest + (log2f(params.min_p) - 1e-3f) / weigh.factor;
+    }
+    if (lowest > -INFINITY && collect(logits, lowest, candidates)) return draw_from(candidates, params, weigh, total, random);
+    Kept kept;
+    if (params.top_k > 0) kept = keep_top(logits, params.top_k);
+    if (params.top_p < 1.f) kept = keep_share(logits, kept, weigh, params.top_p);
+    auto measure = [&](float x, int id) { return kept.has(key_of(x), id) && weigh.weight(x) >= params.min_p ? weigh(x) : 0ull; };
+    return find(logits, [&](u64 all) { return min((u64)(random * (double)all), all - 1); }, measure);
+}
+
+// Logprobs of raw logits.
+struct Normal {
+    float largest;
+    double log_sum;
+
+    __device__ __forceinline__ float logprob(float x) const { return (float)((double)x - (double)largest - log_sum); }
+};
+
+__device__ __forceinline__ Normal normalise(const Logits& logits) {
+    const float largest = logits.at(argmax(logits));
+    double total = 0;
+    each(logits, [&](float x, int) { total += expf(x - largest); });
+    return Normal{largest, log(block_sum(total))};
+}
+
+__device__ __forceinline__ int rank_of(const Logits& logits, float x) {
+    return 1 + (int)sum(logits, [&](float other, int) { return other > x ? 1ull : 0ull; });
+}
+
+// The likeliest tokens, most likely first, the lowest id first among equals. Where no number is left there is nothing to list.
+__device__ __forceinline__ void list_top(const Logits& logits, const Normal& normal, int count, Candidates& candidates, Sampled* out) {
+    if (count == 0) {
+        if (threadIdx.x == 0) out->n_top = 0;
+        return;
+    }
+    if (!collect(logits, reached_by(logits, count, candidates), candidates)) {
+        // Thousands of equals: the lowest ids are taken one by one.
+        for (int i = 0; i < count; i++) {
+            u64 best = 0;
+            const u64 below = i > 0 ? candidates.entries[i - 1] : ~0ull;
+            each(logits, [&](float x, int id) {
+                const u64 entry = entry_of(x, id);
+                if (entry < below && x > -INFINITY) best = max(best, entry);
+            });
+            best = block_max(best);
+            if (threadIdx.x == 0) candidates.entries[i] = best;
+            __syncthreads();
+        }
+        if (threadIdx.x == 0) candidates.n = count;
+        __syncthreads();
+    }
+    const int n = min(candidates.n, count);
+    if (threadIdx.x < n) {
+        const u64 entry = candidates.entries[threadIdx.x];
+        out->top_ids[threadIdx.x] = id_of(entry);
+        out->top_logprobs[threadIdx.x] = normal.logprob(value_of(entry));
+    }
+    if (threadIdx.x == 0) out->n_top = n;
+    __syncthreads();
+}
+
+// What a list of edits replaced, so that a drawn token's raw logit is known.
+struct Replaced {
+    float bias[BIAS_MAX], end[END_IDS_MAX];
+};
+
+// Bias, then end tokens masked until min_tokens are out: vLLM's order. Penalties come on reading.
+__device__ __forceinline__ void edit(float* values, const Logits& raw, const SlotParams& params, const Bias* bias, const int* end,
+                                     int output_index, Replaced& replaced) {
+    for (int i = threadIdx.x; i < params.n_bias; i += THREADS) {
+        const int id = bias[i].id;
+        if (id >= raw.vocab) continue;
+        replaced.bias[i] = raw.at(id);
+        values[id] = replaced.bias[i] + bias[i].value;
+    }
+    __syncthreads();
+    const int masked = output_index < params.min_tokens ? params.n_end : 0;
+    for (int i = threadIdx.x; i < masked; i += THREADS) {
+        if (end[i] >= raw.vocab) continue;
+        replaced.end[i] = raw.at(end[i]);
+        values[end[i]] = -INFINITY;
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void undo(float* values, int vocab, const SlotParams& params, const Bias* bias, const int* end, int output_index,
+                                     const Replaced& replaced) {
+    const int masked = output_index < params.min_tokens ? params.n_end : 0;
+    for (int i = threadIdx.x; i < masked; i += THREADS) {
+        if (end[i] < vocab) values[end[i]] = replaced.end[i];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < params.n_bias; i += THREADS) {
+        if (bias[i].id < vocab) values[bias[i].id] = replaced.bias[i];
+    }
+    __syncthreads();
+}
+
+// Grid: rows of the pass.
+KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* rows, int first, float* logits, int vocab, const SlotParams* slots,
+                                         const Bias* slot_bias, const int* slot_end, int* last_token, unsigned* seen, Sampled* out) {
+    __shared__ Replaced replaced;
+    __shared__ Candidates candidates;
+    wait_for_predecessor();
+    if (first + (int)blockIdx.x >= counts[N_LOGIT_ROWS]) return;
+    const LogitRow row = rows[first + blockIdx.x];
+    Sampled* result = out + first + blockIdx.x;
+    float* values = logits + (size_t)blockIdx.x * vocab;
+    const SlotParams params = slots[row.slot];
+    const Logits raw = {values, nullptr, 1.f, 0.f, 0.f, vocab};
+    Normal normal = {};
+    if (row.top >= 0) {
+        normal = normalise(raw);
+        list_top(raw, normal, min(row.top, TOP_MAX), candidates, result);
+        const float x = row.target >= 0 && row.target < vocab ? raw.at(row.target) : -INFINITY;
+        const int rank = rank_of(raw, x);
+        if (threadIdx.x == 0) {
+            result->target_logprob = normal.logprob(x);
+            result->target_rank = rank;
+        }
+    }
+    if (row.output_index < 0) {
+        if (threadIdx.x == 0) result->token = -1;
+        return;
+    }
+    unsigned* counts_of_slot = params.has_penalty ? seen + (size_t)row.slot * vocab : nullptr;
+    const Logits edited = {values, counts_of_slot, params.repetition, params.frequency, params.presence, vocab};
+    const Bias* bias = slot_bias + (size_t)row.slot * BIAS_MAX;
+    const int* end = slot_end + (size_t)row.slot * END_IDS_MAX;
+    edit(values, raw, params, bias, end, row.output_index, replaced);
+    const int token = draw(edited, params, row.output_index, candidates);
+    __syncthreads();
+    undo(values, vocab, params, bias, end, row.output_index, replaced);
+    const float x = raw.at(token);
+    const int rank = row.top >= 0 ? rank_of(raw, x) : 0;
+    if (threadIdx.x == 0) {
+        result->token = token;
+        result->logprob = row.top >= 0 ? normal.logprob(x) : NAN;
+        result->rank = rank;
+        last_token[row.slot] = token;
+        if (counts_of_slot) counts_of_slot[token] += 1;
+    }
+}

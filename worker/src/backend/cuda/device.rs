@@ -1,0 +1,302 @@
+//! A GPU as a [`Backend`]: each operation enqueues its kernels; up to two steps are on their way at once.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use thalweg_model::config::{Activation, LayerKind};
+
+use super::blas::Blas;
+use super::buffers::{Buffers, KvCache, Rope};
+use super::config::{CudaBackendConfig, GROUP_KINDS, OnFault, Widths, logit_rows_per_pass, partials};
+use super::context::{Gpu, Stream};
+use super::error::CudaError;
+use super::fault;
+use super::graphs::Graph;
+use super::kernels::{Kernels, PREFILL_ROWS, Store, whole_tile_rows};
+use super::layout::{Layout, slot_capacities, tables_max};
+use super::memory::Address;
+use super::shape::{Bucket, StepShape};
+use super::slots::SlotState;
+use super::staging::{InFlight, Staging};
+use super::step::{Limits, Step, Ways};
+use super::weights::CudaModel;
+use crate::backend::{Backend, BackendError, Projection};
+use crate::plan::{BlockId, StepOutput, StepPlan};
+
+/// One worker's GPU: KV cache, slots and buffers over a model's weights.
+pub struct CudaBackend {
+    // Graphs and what is in flight go before the memory and modules that they name.
+    pub(super) graphs: Vec<(Bucket, StepShape, [Graph; 2])>,
+    pub(super) in_flight: VecDeque<InFlight>,
+    pub(super) stream: Arc<Stream>,
+    pub(super) kernels: Kernels,
+    pub(super) blas: Option<Blas>,
+    pub(super) staging: Staging,
+    pub(super) buffers: Buffers,
+    pub(super) kv: KvCache,
+    pub(super) rope: Rope,
+    pub(super) model: Arc<CudaModel>,
+    pub(super) config: CudaBackendConfig,
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) widths: Widths,
+    pub(super) limits: Limits,
+    pub(super) rows_per_pass: usize,
+    pub(super) slots: Vec<SlotState>,
+    pub(super) step: Step,
+    pub(super) shape: StepShape,
+    pub(super) layout: Layout,
+    /// Index of the graphs that the step in work runs as.
+    replayed: Option<usize>,
+    /// What an operation of the step in work met; told when the step ends.
+    pub(super) fault: Option<CudaError>,
+}
+
+impl CudaBackend {
+    /// Allocates everything that steps will need, and records the common ones. `libraries` is where cublasLt may be.
+    pub fn new(
+        model: Arc<CudaModel>,
+        config: CudaBackendConfig,
+        libraries: Option<&std::path::Path>,
+    ) -> Result<Self, CudaError> {
+        let gpu = model.gpu().clone();
+        gpu.bind()?;
+        let shape = model.config().clone();
+        let stream = Arc::new(Stream::new(&gpu)?);
+        let partials = partials(&shape, &config);
+        let rows_per_pass = logit_rows_per_pass(&shape, &config);
+        let kernels = Kernels::load(&gpu, shape.head_dim, config.kv_dtype)?;
+        let prefill = !config.deterministic && kernels.has_prefill();
+        let runs = (2 * gpu.multiprocessors()).div_ceil(shape.num_kv_heads);
+        let ways = Ways {
+            whole_rows: if prefill { PREFILL_ROWS } else { whole_tile_rows(shape.head_dim).unwrap_or(1) },
+            prefill,
+            runs: (!config.deterministic && kernels.has_decode()).then_some(runs),
+        };
+        let window = |kind| if kind == LayerKind::Sliding { shape.sliding_window } else { None };
+        let limits = Limits {
+            max_tokens: config.max_tokens_per_step,
+            max_slots: config.max_slots,
+            max_model_len: config.max_model_len,
+            vocab: shape.vocab_size,
+            blocks: config.kv_blocks,
+            windows: GROUP_KINDS.map(window),
+            used: GROUP_KINDS.map(|kind| shape.layers_of(kind) > 0),
+            gqa_group: shape.gqa_group(),
+            ways,
+            partials,
+            tables: tables_max(&config),
+        };
+        let blas = if config.deterministic { None } else { Some(Blas::new(&gpu, libraries)?) };
+        let empty = StepShape { capacities: Default::default(), passes: 0, is_bucket: false };
+        let mut backend = Self {
+            graphs: Vec::new(),
+            in_flight: VecDeque::new(),
+            kernels,
+            blas,
+            staging: Staging::new(&gpu, &config, partials)?,
+            buffers: Buffers::new(&stream, &shape, &config)?,
+            kv: KvCache::new(&gpu, &shape, &config)?,
+            rope: Rope::new(&stream, &shape, config.max_model_len)?,
+            widths: Widths::of(&shape),
+            limits,
+            rows_per_pass,
+            slots: vec![SlotState::default(); config.max_slots],
+            step: Step::default(),
+            shape: empty,
+            layout: Layout::new(&empty.capacities),
+            replayed: None,
+            fault: None,
+            stream,
+            model,
+            config,
+            gpu,
+        };
+        backend.stream.synchronize()?;
+        if backend.config.graphs {
+            backend.record()?;
+        }
+        Ok(backend)
+    }
+
+    /// The weights.
+    pub fn model(&self) -> &CudaModel {
+        &self.model
+    }
+
+    /// Overwrites the whole KV cache with a byte, and waits: tests mark what nobody may read.
+    pub fn fill_kv(&self, byte: u8) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        self.kv.memory().fill(&self.stream, byte)?;
+        self.stream.synchronize()
+    }
+
+    /// Number of recorded shapes.
+    pub fn recorded(&self) -> usize {
+        self.graphs.len()
+    }
+
+    /// Address of an array of the step buffer.
+    pub(super) fn at(&self, offset: u64) -> Address {
+        self.staging.address() + offset
+    }
+
+    pub(super) fn tokens(&self) -> usize {
+        self.shape.capacities.tokens
+    }
+
+    /// Runs an operation unless an earlier one of this step failed.
+    fn attempt(&mut self, operation: impl FnOnce(&mut Self) -> Result<(), CudaError>) {
+        if self.fault.is_none() {
+            self.fault = operation(self).err();
+        }
+    }
+
+    /// An error of the GPU, which has lost its state: told, or the end of the process.
+    fn failed(&self, error: CudaError) -> BackendError {
+        self.gpu.give_up();
+        let device = format!("cuda:{}", self.gpu.ordinal());
+        if self.config.on_fault == OnFault::EndProcess {
+            fault::end_process(&device, &error);
+        }
+        BackendError { device, reason: error.to_string() }
+    }
+
+    fn load(&mut self, plan: &StepPlan) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let own = StepShape::of(&self.step, self.rows_per_pass);
+        self.replayed = self.graphs.iter().position(|(_, shape, _)| own.fits(shape));
+        self.shape = self.replayed.map_or(own, |index| self.graphs[index].1);
+        self.shape.capacities.tables = self.step.tables.len();
+        self.send(plan, slot_capacities(&self.config).tokens)
+    }
+}
+
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        if self.gpu.can_free() {
+            // What is in flight uses the memory that goes now; an error has been told or will never be.
+            let _ = self.stream.synchronize();
+        }
+    }
+}
+
+impl Backend for CudaBackend {
+    fn layers(&self) -> usize {
+        self.model.config().num_layers()
+    }
+
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), BackendError> {
+        self.fault = None;
+        let loaded = self.step.load(plan, &mut self.slots, &self.limits);
+        loaded.map_err(|reason| BackendError {
+            device: format!("cuda:{}", self.gpu.ordinal()),
+            reason: format!("step refused: {reason}"),
+        })?;
+        self.load(plan).map_err(|error| self.failed(error))
+    }
+
+    fn replay(&mut self) -> bool {
+        let Some(index) = self.replayed.take() else { return false };
+        self.attempt(|device| {
+            let [forward, sampling] = &device.graphs[index].2;
+            forward.launch(&device.stream)?;
+            if device.step.logit_rows.is_empty() { Ok(()) } else { sampling.launch(&device.stream) }
+        });
+        true
+    }
+
+    fn embed(&mut self) {
+        self.attempt(|device| {
+            let Buffers { last_token, residual, .. } = device.buffers;
+            let (counts, source) = (device.at(device.layout.counts), device.at(device.layout.token_src));
+            let addresses = [counts, source, last_token, device.model.embedding(), residual];
+            let (scale, hidden) = (device.model.config().embedding_scale, device.widths.hidden);
+            // SAFETY: ids were checked against the vocabulary, slots against their number.
+            unsafe { device.kernels.embed(device.launcher(), device.tokens(), addresses, scale, hidden) }
+        });
+    }
+
+    fn norm_qkv(&mut self, layer: usize) {
+        self.attempt(|device| {
+            let weights = *device.model.layer(layer);
+            device.norm(weights.attention_norm)?;
+            let Buffers { normed, qkv, .. } = device.buffers;
+            device.project(
+                weights.qkv,
+                normed,
+                qkv,
+                (device.widths.qkv, device.widths.hidden),
+                Store::Bf16,
+            )?;
+            device.finish_qkv(layer)
+        });
+    }
+
+    fn attention(&mut self, layer: usize) {
+        self.attempt(|device| device.attend(layer));
+    }
+
+    fn project_residual(&mut self, layer: usize, projection: Projection) {
+        self.attempt(|device| {
+            let weights = *device.model.layer(layer);
+            let Buffers { attended, activated, residual, projected, .. } = device.buffers;
+            let Widths { hidden, query, mlp, .. } = device.widths;
+            let (matrix, inputs, k, norm) = match projection {
+                Projection::Attention => (weights.o, attended, query, weights.post_attention_norm),
+                Projection::Mlp => (weights.down, activated, mlp, weights.post_mlp_norm),
+            };
+            if norm == 0 {
+                return device.project(matrix, inputs, residual, (hidden, k), Store::AddF32);
+            }
+            device.project(matrix, inputs, projected, (hidden, k), Store::F32)?;
+            let addresses = [device.at(device.layout.counts), projected, norm, residual];
+            let epsilon = device.model.config().rms_norm_eps;
+            // SAFETY: buffers hold the largest step's tokens; the weight is of the model's width.
+            unsafe {
+                device.kernels.add_rms_norm(device.launcher(), device.tokens(), addresses, epsilon, hidden)
+            }
+        });
+    }
+
+    fn norm_gate_up_act(&mut self, layer: usize) {
+        self.attempt(|device| {
+            let weights = *device.model.layer(layer);
+            device.norm(weights.mlp_norm)?;
+            let Buffers { normed, gate_up, activated, .. } = device.buffers;
+            let Widths { hidden, mlp, .. } = device.widths;
+            device.project(weights.gate_up, normed, gate_up, (2 * mlp, hidden), Store::Bf16)?;
+            let activation = match device.model.config().activation {
+                Activation::Silu => 0,
+                Activation::GeluTanh => 1,
+            };
+            let addresses = [device.at(device.layout.counts), gate_up, activated];
+            // SAFETY: buffers hold the largest step's tokens.
+            unsafe { device.kernels.gate_act(device.launcher(), device.tokens(), addresses, mlp, activation) }
+        });
+    }
+
+    fn logit_passes(&self) -> usize {
+        self.shape.passes
+    }
+
+    fn logits(&mut self, pass: usize) {
+        self.attempt(|device| device.logits_of(pass));
+    }
+
+    fn sample(&mut self, pass: usize) {
+        self.attempt(|device| device.sample_of(pass));
+    }
+
+    fn copy_blocks(&mut self, group: usize, pairs: &[(BlockId, BlockId)]) {
+        self.attempt(|device| device.copy(group, pairs));
+    }
+
+    fn end(&mut self) -> Result<(), BackendError> {
+        let ended = self.fault.take().map_or(Ok(()), Err).and_then(|()| self.enqueue_results());
+        ended.map_err(|error| self.failed(error))
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, BackendError> {
+        self.collect().map_err(|error| self.failed(error))
+    }
+}

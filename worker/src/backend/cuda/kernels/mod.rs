@@ -1,0 +1,310 @@
+//! The kernels by name, each with a function that launches it in the right shape.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::context::Gpu;
+use super::error::CudaError;
+use super::launch::{Args, Grid, Kernel, Launcher};
+use super::memory::Address;
+pub use args::{AttentionArgs, AttentionBlocks, Gemm, QkvArgs, SampleArgs, SlotsArgs, Store};
+pub use load::whole_tile_rows;
+use load::{head_shape, kv_dtype, small_shared};
+
+mod args;
+mod load;
+
+/// Threads of kernels that work on rows.
+const ROW_THREADS: usize = 256;
+const SAMPLE_THREADS: usize = 512;
+const DECODE_THREADS: usize = 128;
+const PREFILL_THREADS: usize = 256;
+/// Values of a gate that one block takes.
+const GATE_VALUES: usize = 8 * ROW_THREADS;
+/// Blocks of a fill.
+const FILL_BLOCKS: usize = 2048;
+/// Blocks that copy one KV block.
+const COPY_BLOCKS: usize = 32;
+/// Most rows of a product that `gemm_small` takes.
+pub const SMALL_ROWS: usize = 16;
+/// Inputs of a product come in multiples of this.
+pub const GEMM_INPUTS: usize = 32;
+const TILE: (usize, usize) = (128, 64);
+/// Columns that a block of `gemm_small` works on at once.
+const SMALL_COLUMNS: usize = 16;
+/// Eight warps that multiply, and one that fetches.
+const SMALL_THREADS: usize = 288;
+/// Query rows of a tile of `attention_prefill`.
+pub const PREFILL_ROWS: usize = 128;
+
+/// All of them.
+#[derive(Debug)]
+pub struct Kernels {
+    gpu: Arc<Gpu>,
+    modules: Vec<sys::CUmodule>,
+    head_dim: usize,
+    embed: Kernel,
+    rms_norm: Kernel,
+    rms_norm_rows: Kernel,
+    add_rms_norm: Kernel,
+    qkv_finish: Kernel,
+    gate_act: Kernel,
+    gemm_small: [Kernel; 2],
+    gemm_tile: Kernel,
+    attention_split: Kernel,
+    attention_whole: Kernel,
+    attention_merge: Kernel,
+    attention_decode: Option<Kernel>,
+    attention_prefill: Option<Kernel>,
+    sample: Kernel,
+    slots_init: Kernel,
+    fill_random: Kernel,
+    fill_value: Kernel,
+    copy_blocks: Kernel,
+}
+
+// SAFETY: module handles may be used from any thread.
+
+// SAFETY: module handles may be used from any thread.
+unsafe impl Send for Kernels {}
+// SAFETY: as above.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    /// Whether rows of few queries have a kernel that is faster than split and merge, if not bitwise the same in every batch.
+    pub fn has_decode(&self) -> bool {
+        self.attention_decode.is_some()
+    }
+
+    /// The same of rows of many queries.
+    pub fn has_prefill(&self) -> bool {
+        self.attention_prefill.is_some()
+    }
+
+    /// # Safety
+    /// As [`Launcher::launch`], of this and of all below.
+    pub unsafe fn embed(
+        &self,
+        to: Launcher<'_>,
+        tokens: usize,
+        [counts, source, last_token, table, residual]: [Address; 5],
+        scale: f32,
+        hidden: usize,
+    ) -> Result<(), CudaError> {
+        let args = Args::new().address(counts).address(source).address(last_token).address(table);
+        let args = args.f32(scale).address(residual).int(hidden);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.embed, Grid::of(tokens, ROW_THREADS), args) }
+    }
+
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn rms_norm(
+        &self,
+        to: Launcher<'_>,
+        tokens: usize,
+        [counts, x, weight, out]: [Address; 4],
+        epsilon: f32,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let args =
+            Args::new().address(counts).address(x).address(weight).f32(epsilon).address(out).int(width);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.rms_norm, Grid::of(tokens, ROW_THREADS), args) }
+    }
+
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn rms_norm_rows(
+        &self,
+        to: Launcher<'_>,
+        (first, rows): (usize, usize),
+        [counts, logit_rows, residual, weight, out]: [Address; 5],
+        epsilon: f32,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let args = Args::new().address(counts).address(logit_rows).int(first).address(residual);
+        let args = args.address(weight).f32(epsilon).address(out).int(width);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.rms_norm_rows, Grid::of(rows, ROW_THREADS), args) }
+    }
+
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn add_rms_norm(
+        &self,
+        to: Launcher<'_>,
+        tokens: usize,
+        [counts, y, weight, residual]: [Address; 4],
+        epsilon: f32,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let args =
+            Args::new().address(counts).address(y).address(weight).f32(epsilon).address(residual).int(width);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.add_rms_norm, Grid::of(tokens, ROW_THREADS), args) }
+    }
+
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn qkv_finish(&self, to: Launcher<'_>, tokens: usize, a: QkvArgs) -> Result<(), CudaError> {
+        let args = Args::new().address(a.counts).address(a.positions).address(a.places).address(a.qkv);
+        let args = args.address(a.bias).address(a.q_norm).address(a.k_norm).f32(a.epsilon).address(a.rope);
+        let args = args.int(a.q_heads).int(a.kv_heads).int(self.head_dim).address(a.keys).address(a.values);
+        let args = args.i32(kv_dtype(a.dtype).map_or(0, |(number, _)| number));
+        let heads = a.q_heads + 2 * a.kv_heads;
+        let warps = ROW_THREADS / 32;
+        let grid = Grid { blocks: (tokens, heads.div_ceil(warps)), threads: (32, warps), shared_bytes: 0 };
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.qkv_finish, grid, args) }
+    }
+
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn gate_act(
+        &self,
+        to: Launcher<'_>,
+        tokens: usize,
+        [counts, gate_up, out]: [Address; 3],
+        mlp: usize,
+        activation: i32,
+    ) -> Result<(), CudaError> {
+        let args = Args::new().address(counts).address(gate_up).address(out).int(mlp).i32(activation);
+        let grid = Grid::plane((tokens, mlp.div_ceil(GATE_VALUES)), ROW_THREADS);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.gate_act, grid, args) }
+    }
+
+    /// For at most [`SMALL_ROWS`] rows.
+    ///
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn gemm_small(&self, to: Launcher<'_>, gemm: Gemm) -> Result<(), CudaError> {
+        let blocks = gemm.n.div_ceil(SMALL_COLUMNS).min(2 * self.gpu.multiprocessors());
+        let grid = Grid::of(blocks, SMALL_THREADS).with_shared(small_shared(&self.gpu));
+        let kernel = self.gemm_small[usize::from(gemm.m > SMALL_ROWS / 2)];
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(kernel, grid, gemm.args()) }
+    }
+
+    /// For any number of rows, each bitwise as `gemm_small` gives it.
+    ///
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn gemm_tile(&self, to: Launcher<'_>, gemm: Gemm) -> Result<(), CudaError> {
+        let grid = Grid::plane((gemm.n.div_ceil(TILE.0), gemm.m.div_ceil(TILE.1)), ROW_THREADS);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.gemm_tile, grid, gemm.args()) }
+    }
+
+    /// Split items, then their merges, then whole items.
+    ///
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn attention(&self, to: Launcher<'_>, a: AttentionArgs) -> Result<(), CudaError> {
+        let Some(shape) = head_shape(self.head_dim) else { return Ok(()) };
+        let over_one = |items: Address| {
+            let args =
+                Args::new().address(a.counts).int(a.group).address(a.rows).address(a.tables).address(items);
+            let args = args.address(a.qkv).int((a.q_heads + 2 * a.kv_heads) * self.head_dim);
+            args.address(a.keys).address(a.values).address(a.out)
+        };
+        let ends = |args: Args| args.int(a.q_heads).int(a.kv_heads).f32(a.scale).int(a.window);
+        let over = |items: Address| ends(over_one(items).address(a.partial_o).address(a.partial_ml));
+        let AttentionBlocks { split, merge, whole, decode, prefill } = a.blocks;
+        let merge_args = Args::new().address(a.counts).int(a.group).address(a.rows).address(a.merge_items);
+        let merge_args = merge_args.address(a.partial_o).address(a.partial_ml).address(a.out);
+        let merge_args = merge_args.int(a.q_heads).int(a.kv_heads);
+        let split_grid = Grid::plane((split, a.kv_heads), 32).with_shared(shape.split_shared);
+        let whole_grid =
+            Grid::plane((whole, a.kv_heads), shape.whole_threads).with_shared(shape.whole_shared);
+        // SAFETY: the caller's promise.
+        unsafe {
+            to.launch(self.attention_split, split_grid, over(a.split_items))?;
+            to.launch(self.attention_merge, Grid::plane((merge, a.kv_heads), 128), merge_args)?;
+            to.launch(self.attention_whole, whole_grid, over(a.whole_items))?;
+            if let Some(kernel) = self.attention_decode {
+                let args =
+                    over_one(a.decode_items).address(a.partial_o).address(a.partial_ml).address(a.tickets);
+                let grid = Grid::plane((decode, a.kv_heads), DECODE_THREADS).with_shared(shape.decode_shared);
+                to.launch(kernel, grid, ends(args))?;
+            }
+            if let Some(kernel) = self.attention_prefill {
+                let grid =
+                    Grid::plane((prefill, a.kv_heads), PREFILL_THREADS).with_shared(shape.prefill_shared);
+                to.launch(kernel, grid, ends(over_one(a.whole_items)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn sample(&self, to: Launcher<'_>, rows: usize, a: SampleArgs) -> Result<(), CudaError> {
+        let args = Args::new().address(a.counts).address(a.rows).int(a.first).address(a.logits).int(a.vocab);
+        let args = args.address(a.params).address(a.bias).address(a.ends).address(a.last_token);
+        let args = args.address(a.seen).address(a.out);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.sample, Grid::of(rows, SAMPLE_THREADS), args) }
+    }
+
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn slots_init(&self, to: Launcher<'_>, slots: usize, a: SlotsArgs) -> Result<(), CudaError> {
+        let args = Args::new().address(a.counts).address(a.starts).address(a.tokens).address(a.start_bias);
+        let args = args.address(a.start_ends).address(a.params).address(a.bias).address(a.ends);
+        let args = args.address(a.last_token).address(a.seen).int(a.vocab);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.slots_init, Grid::of(slots, ROW_THREADS), args) }
+    }
+
+    /// `n` bf16 numbers in [-scale, scale), a function of seed and index.
+    ///
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn fill_random(
+        &self,
+        to: Launcher<'_>,
+        out: Address,
+        n: u64,
+        seed: u64,
+        scale: f32,
+    ) -> Result<(), CudaError> {
+        let args = Args::new().address(out).u64(n).u64(seed).f32(scale);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.fill_random, Grid::of(FILL_BLOCKS, ROW_THREADS), args) }
+    }
+
+    /// `n` times the same bf16 number.
+    ///
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn fill_value(
+        &self,
+        to: Launcher<'_>,
+        out: Address,
+        n: u64,
+        value: f32,
+    ) -> Result<(), CudaError> {
+        let args = Args::new().address(out).u64(n).f32(value);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.fill_value, Grid::of(FILL_BLOCKS, ROW_THREADS), args) }
+    }
+
+    /// Whole blocks of one layer, pair after pair.
+    ///
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn copy_blocks(
+        &self,
+        to: Launcher<'_>,
+        [keys, values, pairs]: [Address; 3],
+        block_bytes: u64,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        let args = Args::new().address(keys).address(values).u64(block_bytes).address(pairs).int(count);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.copy_blocks, Grid::of(COPY_BLOCKS, ROW_THREADS), args) }
+    }
+}

@@ -1,0 +1,149 @@
+//! Arguments and launches of kernels.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use super::context::Stream;
+use super::error::{CudaError, check};
+use super::memory::Address;
+
+/// Most arguments that a kernel has.
+const ARGUMENTS_MAX: usize = 20;
+
+/// Arguments of one launch, in order.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Args {
+    /// Each at the start of its own eight bytes; a GPU's host is little-endian.
+    values: [u64; ARGUMENTS_MAX],
+    count: usize,
+}
+
+impl Args {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn push(mut self, value: u64) -> Self {
+        self.values[self.count] = value;
+        self.count += 1;
+        self
+    }
+
+    /// An address, 0 being the null pointer.
+    pub fn address(self, value: Address) -> Self {
+        self.push(value)
+    }
+
+    /// A 64-bit number.
+    pub fn u64(self, value: u64) -> Self {
+        self.push(value)
+    }
+
+    /// A size, count or index that kernels take as a 32-bit integer.
+    pub fn int(self, value: usize) -> Self {
+        debug_assert!(i32::try_from(value).is_ok(), "{value} as an int");
+        self.push(u64::from(value as u32))
+    }
+
+    /// A 32-bit integer with a sign.
+    pub fn i32(self, value: i32) -> Self {
+        self.push(u64::from(value as u32))
+    }
+
+    /// A float.
+    pub fn f32(self, value: f32) -> Self {
+        self.push(u64::from(value.to_bits()))
+    }
+}
+
+/// Blocks, threads of a block, and dynamic shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    pub blocks: (usize, usize),
+    pub threads: (usize, usize),
+    pub shared_bytes: usize,
+}
+
+impl Grid {
+    /// One-dimensional, without dynamic shared memory.
+    pub fn of(blocks: usize, threads: usize) -> Self {
+        Self { blocks: (blocks, 1), threads: (threads, 1), shared_bytes: 0 }
+    }
+
+    /// Two-dimensional blocks.
+    pub fn plane(blocks: (usize, usize), threads: usize) -> Self {
+        Self { blocks, threads: (threads, 1), shared_bytes: 0 }
+    }
+
+    pub fn with_shared(self, shared_bytes: usize) -> Self {
+        Self { shared_bytes, ..self }
+    }
+}
+
+/// A kernel of a loaded module.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    pub function: sys::CUfunction,
+    pub name: &'static str,
+}
+
+// SAFETY: a handle of the driver, which may be used from any thread while its module is loaded.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// Where launches go, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Launcher<'a> {
+    pub stream: &'a Stream,
+    /// Each kernel may begin before the one ahead of it has ended; it waits where it reads.
+    pub overlapped: bool,
+}
+
+impl Launcher<'_> {
+    /// Enqueues a kernel; nothing for an empty grid.
+    ///
+    /// # Safety
+    /// The arguments are what the kernel takes, and addresses among them belong to memory that is large enough and lives until
+    /// the kernel has ended.
+    pub unsafe fn launch(&self, kernel: Kernel, grid: Grid, mut args: Args) -> Result<(), CudaError> {
+        if grid.blocks.0 == 0 || grid.blocks.1 == 0 {
+            return Ok(());
+        }
+        let mut pointers = [std::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
+        for (pointer, value) in pointers.iter_mut().zip(&mut args.values) {
+            *pointer = std::ptr::from_mut(value).cast();
+        }
+        // SAFETY: a C struct of numbers, for which zero is a value.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.blocks.0 as u32,
+            gridDimY: grid.blocks.1 as u32,
+            gridDimZ: 1,
+            blockDimX: grid.threads.0 as u32,
+            blockDimY: grid.threads.1 as u32,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared_bytes as u32,
+            hStream: self.stream.raw(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.overlapped),
+        };
+        // SAFETY: the configuration and the arguments live during the call, which copies them; the caller vouches for the rest.
+        let result = unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                kernel.function,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        check(result, || {
+            let Grid { blocks, threads, shared_bytes } = grid;
+            let name = kernel.name;
+            format!("launch of {name}, {blocks:?} blocks of {threads:?} threads, {shared_bytes} bytes shared")
+        })
+    }
+}

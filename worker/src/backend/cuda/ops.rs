@@ -1,0 +1,179 @@
+//! What the operations of a step enqueue.
+
+use super::abi::{N_LOGIT_ROWS, N_TOKENS};
+use super::buffers::{Buffers, group_of};
+use super::config::padded_rows;
+use super::device::CudaBackend;
+use super::error::CudaError;
+use super::kernels::{
+    AttentionArgs, AttentionBlocks, GEMM_INPUTS, Gemm, QkvArgs, SMALL_ROWS, SampleArgs, Store,
+};
+use super::launch::Launcher;
+use super::memory::Address;
+
+impl CudaBackend {
+    pub(super) fn launcher(&self) -> Launcher<'_> {
+        Launcher { stream: &self.stream, overlapped: self.config.overlapped }
+    }
+
+    /// `outputs = inputs * weights`, by the kernel or library that is right for this many rows.
+    pub(super) fn product(&mut self, gemm: Gemm) -> Result<(), CudaError> {
+        debug_assert!(gemm.k.is_multiple_of(GEMM_INPUTS), "{gemm:?}");
+        // SAFETY: all addresses are of buffers sized for the largest step, padded rows included, and of weights of this shape.
+        unsafe {
+            if gemm.m <= SMALL_ROWS {
+                return self.kernels.gemm_small(self.launcher(), gemm);
+            }
+            let padded = Gemm { m: padded_rows(gemm.m), ..gemm };
+            if let Some(blas) = &mut self.blas
+                && blas.run(&self.stream, &padded)?
+            {
+                return Ok(());
+            }
+            self.kernels.gemm_tile(self.launcher(), gemm)
+        }
+    }
+
+    /// A product over the step's tokens.
+    pub(super) fn project(
+        &mut self,
+        weights: Address,
+        inputs: Address,
+        outputs: Address,
+        (n, k): (usize, usize),
+        store: Store,
+    ) -> Result<(), CudaError> {
+        let m_at = self.at(self.layout.counts) + 4 * N_TOKENS as u64;
+        self.product(Gemm { weights, inputs, outputs, m: self.tokens(), n, k, m_at, store })
+    }
+
+    pub(super) fn norm(&mut self, weight: Address) -> Result<(), CudaError> {
+        let addresses = [self.at(self.layout.counts), self.buffers.residual, weight, self.buffers.normed];
+        let (tokens, epsilon) = (self.tokens(), self.model.config().rms_norm_eps);
+        // SAFETY: buffers hold the largest step's tokens; the weight is of the model's width.
+        unsafe { self.kernels.rms_norm(self.launcher(), tokens, addresses, epsilon, self.widths.hidden) }
+    }
+
+    pub(super) fn attend(&mut self, layer: usize) -> Result<(), CudaError> {
+        let config = self.model.config();
+        let group = group_of(config.layers[layer]);
+        let (keys, values) = self.kv.layer(layer);
+        let capacities = &self.shape.capacities;
+        let (multiprocessors, kv_heads) = (self.gpu.multiprocessors(), config.num_kv_heads);
+        let (whole, prefill) = match self.limits.ways.prefill {
+            // A bucket has room for many more tiles than there are: blocks take several where they must.
+            true if self.shape.is_bucket => {
+                (0, capacities.whole[group].min((2 * multiprocessors).div_ceil(kv_heads)))
+            }
+            true => (0, capacities.whole[group]),
+            false => (capacities.whole[group].min((4 * multiprocessors).div_ceil(kv_heads)), 0),
+        };
+        let blocks = AttentionBlocks {
+            split: capacities.split[group].min((8 * multiprocessors).div_ceil(kv_heads)),
+            merge: capacities.merge[group].min(4 * multiprocessors),
+            decode: capacities.decode[group].min((2 * multiprocessors).div_ceil(kv_heads)),
+            whole,
+            prefill,
+        };
+        let args = AttentionArgs {
+            counts: self.at(self.layout.counts),
+            group,
+            rows: self.at(self.layout.rows),
+            tables: self.at(self.layout.tables),
+            split_items: self.at(self.layout.split[group]),
+            merge_items: self.at(self.layout.merge[group]),
+            whole_items: self.at(self.layout.whole[group]),
+            decode_items: self.at(self.layout.decode[group]),
+            tickets: self.buffers.tickets,
+            qkv: self.buffers.qkv,
+            keys,
+            values,
+            out: self.buffers.attended,
+            partial_o: self.buffers.partial_o,
+            partial_ml: self.buffers.partial_ml,
+            q_heads: config.num_heads,
+            kv_heads,
+            scale: config.attention_scale,
+            window: self.limits.windows[group].unwrap_or(0),
+            blocks,
+        };
+        // SAFETY: items, tables and places were checked when the step was loaded; buffers hold the largest step.
+        unsafe { self.kernels.attention(self.launcher(), args) }
+    }
+
+    pub(super) fn finish_qkv(&mut self, layer: usize) -> Result<(), CudaError> {
+        let config = self.model.config();
+        let group = group_of(config.layers[layer]);
+        let weights = self.model.layer(layer);
+        let (keys, values) = self.kv.layer(layer);
+        let args = QkvArgs {
+            counts: self.at(self.layout.counts),
+            positions: self.at(self.layout.positions),
+            places: self.at(self.layout.places[group]),
+            qkv: self.buffers.qkv,
+            bias: weights.qkv_bias,
+            q_norm: weights.q_norm,
+            k_norm: weights.k_norm,
+            epsilon: config.rms_norm_eps,
+            rope: self.rope.table(group),
+            q_heads: config.num_heads,
+            kv_heads: config.num_kv_heads,
+            keys,
+            values,
+            dtype: self.config.kv_dtype,
+        };
+        // SAFETY: places were checked against the cache, positions against the rope table.
+        unsafe { self.kernels.qkv_finish(self.launcher(), self.tokens(), args) }
+    }
+
+    pub(super) fn logits_of(&mut self, pass: usize) -> Result<(), CudaError> {
+        let (first, rows) = self.pass(pass);
+        let config = self.model.config();
+        let (epsilon, vocab) = (config.rms_norm_eps, config.vocab_size);
+        let (norm, output) = (self.model.output_norm(), self.model.output());
+        let Buffers { residual, last, logits, .. } = self.buffers;
+        let addresses = [self.at(self.layout.counts), self.at(self.layout.logit_rows), residual, norm, last];
+        // SAFETY: logit rows name tokens of this step; the buffers hold a whole pass.
+        unsafe {
+            self.kernels.rms_norm_rows(
+                self.launcher(),
+                (first, rows),
+                addresses,
+                epsilon,
+                self.widths.hidden,
+            )?
+        };
+        let m_at = match first {
+            0 => self.at(self.layout.counts) + 4 * N_LOGIT_ROWS as u64,
+            _ => 0,
+        };
+        let (n, k, store) = (vocab, self.widths.hidden, Store::F32);
+        self.product(Gemm { weights: output, inputs: last, outputs: logits, m: rows, n, k, m_at, store })
+    }
+
+    pub(super) fn sample_of(&mut self, pass: usize) -> Result<(), CudaError> {
+        let (first, rows) = self.pass(pass);
+        let Buffers { logits, slot_params, slot_bias, slot_ends, last_token, seen, .. } = self.buffers;
+        let args = SampleArgs {
+            counts: self.at(self.layout.counts),
+            rows: self.at(self.layout.logit_rows),
+            first,
+            logits,
+            vocab: self.model.config().vocab_size,
+            params: slot_params,
+            bias: slot_bias,
+            ends: slot_ends,
+            last_token,
+            seen,
+            out: self.staging.results(),
+        };
+        // SAFETY: slots of logit rows were checked; results have room for the largest step.
+        unsafe { self.kernels.sample(self.launcher(), rows, args) }
+    }
+
+    /// First logit row of a pass, and how many it has.
+    pub(super) fn pass(&self, pass: usize) -> (usize, usize) {
+        let first = pass * self.rows_per_pass;
+        (first, self.rows_per_pass.min(self.shape.capacities.logit_rows - first))
+    }
+}

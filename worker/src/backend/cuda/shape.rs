@@ -1,0 +1,168 @@
+//! Shapes of steps: what grids and products are sized by, and which of them are recorded.
+
+use super::layout::{Capacities, decode_max, split_max};
+use super::step::Step;
+use crate::plan::KV_GROUPS;
+
+/// Tokens of the largest recorded step that is no pure decode.
+const MIXED_TOKENS_MAX: usize = 512;
+/// Sequences up to which each batch of a decode step has its own graph.
+const EXACT_MAX: usize = 8;
+
+/// Sizes of one step's launches. Counts on the GPU say how much of them is real.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StepShape {
+    /// Room of each array, where tables and new slots are as many as the step has.
+    pub(super) capacities: Capacities,
+    /// Passes over logit rows.
+    pub(super) passes: usize,
+    /// Its arrays have room for more than there may be.
+    pub(super) is_bucket: bool,
+}
+
+/// Shapes that are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Bucket {
+    /// Every row has one token, and attention is split over chunks.
+    Decode(usize),
+    /// Any rows of so many tokens together.
+    Mixed(usize),
+}
+
+/// What buckets are sized by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BucketLimits {
+    pub(super) max_slots: usize,
+    pub(super) max_tokens: usize,
+    pub(super) max_model_len: usize,
+    pub(super) partials: usize,
+    pub(super) rows_per_pass: usize,
+    /// Which KV groups have layers.
+    pub(super) used: [bool; KV_GROUPS],
+    /// Runs that decoding rows are cut into beyond one each; None: they are split over chunks.
+    pub(super) runs: Option<usize>,
+}
+
+impl StepShape {
+    /// Exactly a step's.
+    pub(super) fn of(step: &Step, rows_per_pass: usize) -> Self {
+        let items = step.items.each_ref();
+        let capacities = Capacities {
+            tokens: step.token_src.len(),
+            rows: step.rows.len(),
+            logit_rows: step.logit_rows.len(),
+            split: items.map(|items| items.split.len()),
+            decode: items.map(|items| items.decode.len()),
+            merge: items.map(|items| items.merge.len()),
+            whole: items.map(|items| items.whole.len()),
+            ..Capacities::default()
+        };
+        Self { capacities, passes: capacities.logit_rows.div_ceil(rows_per_pass), is_bucket: false }
+    }
+
+    /// Whether a step of this shape can run as one of the other.
+    pub(super) fn fits(&self, room: &Self) -> bool {
+        let (own, room) = (&self.capacities, &room.capacities);
+        let below =
+            |own: [usize; KV_GROUPS], room: [usize; KV_GROUPS]| own.iter().zip(room).all(|(a, b)| *a <= b);
+        self.passes <= 1
+            && own.tokens <= room.tokens
+            && own.rows <= room.rows
+            && own.logit_rows <= room.logit_rows
+            && below(own.split, room.split)
+            && below(own.decode, room.decode)
+            && below(own.merge, room.merge)
+            && below(own.whole, room.whole)
+    }
+}
+
+impl Bucket {
+    /// All of them, so that the first that fits is the smallest: decode before mixed.
+    pub(super) fn all(limits: &BucketLimits) -> Vec<Self> {
+        let most = limits.max_slots.min(limits.max_tokens).min(limits.rows_per_pass);
+        let decode = sizes(most).into_iter().map(Self::Decode);
+        let mixed =
+            sizes(MIXED_TOKENS_MAX.min(limits.max_tokens)).into_iter().filter(|size| *size > EXACT_MAX);
+        decode.chain(mixed.map(Self::Mixed)).collect()
+    }
+
+    /// Its shape.
+    pub(super) fn shape(self, limits: &BucketLimits) -> StepShape {
+        let tokens = match self {
+            Self::Decode(tokens) | Self::Mixed(tokens) => tokens,
+        };
+        let rows = tokens.min(limits.max_slots);
+        let split = split_max(rows, limits.partials, limits.max_model_len);
+        let of_used = |count: usize| limits.used.map(|used| if used { count } else { 0 });
+        let capacities = Capacities {
+            tokens,
+            rows,
+            logit_rows: rows.min(limits.rows_per_pass),
+            split: of_used(limits.runs.map_or(split, |_| 0)),
+            decode: of_used(limits.runs.map_or(0, |runs| decode_max(rows, runs))),
+            merge: of_used(limits.runs.map_or(rows.min(limits.partials), |_| 0)),
+            whole: match self {
+                Self::Decode(_) => [0; KV_GROUPS],
+                Self::Mixed(_) => of_used(tokens),
+            },
+            ..Capacities::default()
+        };
+        StepShape { capacities, passes: 1, is_bucket: true }
+    }
+}
+
+/// Exact up to eight, then in steps of at most a half.
+fn sizes(most: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> = (1..=EXACT_MAX.min(most)).collect();
+    let mut size = EXACT_MAX;
+    while size < most {
+        // 12, 16, 24, 32, 48, 64 and so on.
+        size = if size.is_power_of_two() { size + size / 2 } else { (size / 3) * 4 };
+        sizes.push(size.min(most));
+    }
+    sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_rise_to_the_most() {
+        assert_eq!(sizes(3), [1, 2, 3]);
+        assert_eq!(sizes(20), [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20]);
+        assert_eq!(sizes(512)[8..], [12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]);
+    }
+
+    #[test]
+    fn a_step_takes_the_smallest_bucket_that_holds_it() {
+        let limits = BucketLimits {
+            max_slots: 64,
+            max_tokens: 1024,
+            max_model_len: 4096,
+            partials: 100,
+            rows_per_pass: 256,
+            used: [true, false],
+            runs: None,
+        };
+        let check = |tokens: usize, whole: usize, logit_rows: usize, expected: Option<Bucket>| {
+            let capacities = Capacities {
+                tokens,
+                rows: tokens.min(60),
+                logit_rows,
+                split: [tokens.min(60), 0],
+                whole: [whole, 0],
+                ..Capacities::default()
+            };
+            let own = StepShape { capacities, passes: 1, is_bucket: false };
+            let found = Bucket::all(&limits).into_iter().find(|bucket| own.fits(&bucket.shape(&limits)));
+            assert_eq!(found, expected, "{tokens} {whole} {logit_rows}");
+        };
+        check(1, 0, 1, Some(Bucket::Decode(1)));
+        check(9, 0, 9, Some(Bucket::Decode(12)));
+        check(9, 1, 1, Some(Bucket::Mixed(12)));
+        check(500, 8, 60, Some(Bucket::Mixed(512)));
+        check(500, 8, 65, None);
+        check(513, 8, 1, None);
+    }
+}

@@ -1,0 +1,167 @@
+//! What travels between host and GPU each step: metadata in, results out, two of each so that a step is prepared while another
+//! runs.
+
+use std::sync::Arc;
+
+use super::abi::{
+    COUNTS, N_DECODE, N_LOGIT_ROWS, N_MERGE, N_SLOT_INITS, N_SPLIT, N_TOKENS, N_WHOLE, Plain, Sampled,
+    bytes_of, read_at,
+};
+use super::buffers::result_bytes;
+use super::config::CudaBackendConfig;
+use super::context::{Event, Gpu, Stream};
+use super::error::CudaError;
+use super::layout::{Layout, largest};
+use super::memory::{Address, DeviceMemory, Pinned};
+use super::slots::SlotArrays;
+use super::step::{Step, Wanted};
+use crate::runner::STEPS_IN_FLIGHT_MAX;
+
+/// Buffers of the steps in flight.
+#[derive(Debug)]
+pub(super) struct Staging {
+    step: DeviceMemory,
+    results: DeviceMemory,
+    sides: [Side; STEPS_IN_FLIGHT_MAX],
+    /// Side of the step in work.
+    current: usize,
+}
+
+/// The host's part of one step.
+#[derive(Debug)]
+struct Side {
+    step: Pinned,
+    results: Pinned,
+    begun: Event,
+    ended: Event,
+}
+
+/// A step that was enqueued and not yet collected.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    side: usize,
+    pub(super) wanted: Vec<Wanted>,
+    pub(super) rows: usize,
+}
+
+impl Staging {
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        config: &CudaBackendConfig,
+        partials: usize,
+    ) -> Result<Self, CudaError> {
+        let bytes = Layout::new(&largest(config, partials)).bytes;
+        let results = result_bytes(config.max_tokens_per_step);
+        let side = || {
+            Ok::<_, CudaError>(Side {
+                step: Pinned::new(gpu, bytes as usize)?,
+                results: Pinned::new(gpu, results)?,
+                begun: Event::new(gpu)?,
+                ended: Event::new(gpu)?,
+            })
+        };
+        Ok(Self {
+            step: DeviceMemory::new(gpu, bytes, "steps")?,
+            results: DeviceMemory::new(gpu, results as u64, "results")?,
+            sides: [side()?, side()?],
+            current: 0,
+        })
+    }
+
+    /// Where the step buffer begins on the GPU.
+    pub(super) fn address(&self) -> Address {
+        self.step.address()
+    }
+
+    /// Where results stand on the GPU.
+    pub(super) fn results(&self) -> Address {
+        self.results.address()
+    }
+
+    /// Marks where the step in work begins.
+    pub(super) fn begin(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.sides[self.current].begun.record(stream)
+    }
+
+    /// Enqueues the copy of a step, with these new slots. The side is free: the step that used it last has been collected.
+    pub(super) fn send(
+        &mut self,
+        stream: &Stream,
+        layout: &Layout,
+        step: &Step,
+        slots: &SlotArrays,
+    ) -> Result<(), CudaError> {
+        let pinned = &mut self.sides[self.current].step;
+        put(pinned, layout.counts, &counts(step, slots));
+        put(pinned, layout.token_src, &step.token_src);
+        put(pinned, layout.positions, &step.positions);
+        put(pinned, layout.rows, &step.rows);
+        put(pinned, layout.logit_rows, &step.logit_rows);
+        put(pinned, layout.tables, &step.tables);
+        for (group, items) in step.items.iter().enumerate() {
+            put(pinned, layout.places[group], &step.places[group]);
+            put(pinned, layout.split[group], &items.split);
+            put(pinned, layout.decode[group], &items.decode);
+            put(pinned, layout.merge[group], &items.merge);
+            put(pinned, layout.whole[group], &items.whole);
+        }
+        put(pinned, layout.starts, &slots.starts);
+        put(pinned, layout.start_tokens, &slots.tokens);
+        put(pinned, layout.start_bias, &slots.bias);
+        put(pinned, layout.start_ends, &slots.ends);
+        let pinned = &self.sides[self.current].step;
+        self.step.copy_from(stream, 0, &pinned[..layout.bytes as usize])
+    }
+
+    /// A step of nothing, for recording.
+    pub(super) fn clear_counts(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.step.fill(stream, 0)?;
+        stream.synchronize()
+    }
+
+    /// Enqueues the copy of so many results; the step in work is in flight then.
+    pub(super) fn end(
+        &mut self,
+        stream: &Stream,
+        wanted: Vec<Wanted>,
+        rows: usize,
+    ) -> Result<InFlight, CudaError> {
+        let side = &mut self.sides[self.current];
+        self.results.copy_to(stream, 0, &mut side.results[..result_bytes(wanted.len())])?;
+        side.ended.record(stream)?;
+        let in_flight = InFlight { side: self.current, wanted, rows };
+        self.current = (self.current + 1) % STEPS_IN_FLIGHT_MAX;
+        Ok(in_flight)
+    }
+
+    /// Waits for a step; its seconds on the GPU.
+    pub(super) fn wait(&self, step: &InFlight, timeout: std::time::Duration) -> Result<f64, CudaError> {
+        let side = &self.sides[step.side];
+        side.ended.wait(timeout)?;
+        side.ended.seconds_since(&side.begun)
+    }
+
+    /// Result of a logit row of a step that was waited for.
+    pub(super) fn result(&self, step: &InFlight, row: usize) -> Sampled {
+        read_at(&self.sides[step.side].results, row)
+    }
+}
+
+fn put<T: Plain>(to: &mut [u8], offset: u64, values: &[T]) {
+    let bytes = bytes_of(values);
+    to[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+}
+
+fn counts(step: &Step, slots: &SlotArrays) -> [i32; COUNTS] {
+    let mut counts = [0; COUNTS];
+    counts[N_TOKENS] = step.token_src.len() as i32;
+    counts[N_LOGIT_ROWS] = step.logit_rows.len() as i32;
+    counts[N_SLOT_INITS] = slots.starts.len() as i32;
+    for (group, items) in step.items.iter().enumerate() {
+        counts[N_SPLIT + group] = items.split.len() as i32;
+        counts[N_DECODE + group] = items.decode.len() as i32;
+        counts[N_MERGE + group] = items.merge.len() as i32;
+        counts[N_WHOLE + group] = items.whole.len() as i32;
+    }
+    counts
+}

@@ -1,0 +1,137 @@
+//! A step's way to the GPU, and its results' way back.
+
+use super::abi::{Sampled, bytes_of};
+use super::device::CudaBackend;
+use super::error::CudaError;
+use super::kernels::SlotsArgs;
+use super::launch::Launcher;
+use super::layout::{Capacities, Layout, SlotCapacities};
+use super::memory::DeviceMemory;
+use super::slots::SlotArrays;
+use super::step::{Step, Wanted, load_slots, slot_pieces};
+use crate::plan::{BlockId, Logprobs, RowOutput, SlotInit, StepOutput, StepPlan};
+
+/// Pairs of blocks of one copy.
+const PAIRS_MAX: usize = 4096;
+
+impl CudaBackend {
+    /// Enqueues the step's metadata and its new slots. Slots whose tokens are too many for one copy go ahead in several.
+    pub(super) fn send(&mut self, plan: &StepPlan, tokens_max: usize) -> Result<(), CudaError> {
+        self.staging.begin(&self.stream)?;
+        let pieces = slot_pieces(&plan.slots, tokens_max);
+        let (last, ahead) = pieces.split_last().map_or((&[][..], &[][..]), |(last, ahead)| (*last, ahead));
+        let nothing = Step::default();
+        for piece in ahead {
+            let slots = self.slot_arrays(piece);
+            self.layout = Layout::new(&Capacities { starts: capacities(&slots), ..Capacities::default() });
+            self.staging.send(&self.stream, &self.layout, &nothing, &slots)?;
+            self.start_slots(&slots)?;
+            // The next piece takes the same memory.
+            self.stream.synchronize()?;
+        }
+        let slots = self.slot_arrays(last);
+        self.shape.capacities.starts = capacities(&slots);
+        self.layout = Layout::new(&self.shape.capacities);
+        self.staging.send(&self.stream, &self.layout, &self.step, &slots)?;
+        self.start_slots(&slots)
+    }
+
+    /// Enqueues the results' copy; the step is in flight from then on.
+    pub(super) fn enqueue_results(&mut self) -> Result<(), CudaError> {
+        let wanted = std::mem::take(&mut self.step.wanted);
+        let step = self.staging.end(&self.stream, wanted, self.step.rows.len())?;
+        self.in_flight.push_back(step);
+        Ok(())
+    }
+
+    /// Waits for the oldest step.
+    pub(super) fn collect(&mut self) -> Result<StepOutput, CudaError> {
+        self.gpu.bind()?;
+        let Some(step) = self.in_flight.pop_front() else { return Ok(StepOutput::default()) };
+        let seconds = self.staging.wait(&step, self.config.step_timeout)?;
+        let mut rows = vec![RowOutput::default(); step.rows];
+        for (index, wanted) in step.wanted.iter().enumerate() {
+            let result = self.staging.result(&step, index);
+            rows[wanted.row].prompt.extend(prompt_logprobs(wanted, &result));
+            rows[wanted.row].sampled.extend(sampled(wanted, &result));
+        }
+        Ok(StepOutput { rows, seconds })
+    }
+
+    /// Copies blocks within every layer of a group.
+    pub(super) fn copy(&mut self, group: usize, pairs: &[(BlockId, BlockId)]) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let numbers: Vec<[i32; 2]> = pairs.iter().map(|(from, to)| [from.0 as i32, to.0 as i32]).collect();
+        for part in numbers.chunks(PAIRS_MAX) {
+            let bytes = bytes_of(part);
+            let on_gpu = DeviceMemory::new(&self.gpu, bytes.len() as u64, "block copies")?;
+            on_gpu.write(&self.stream, 0, bytes)?;
+            for layer in 0..self.model.config().num_layers() {
+                if super::buffers::group_of(self.model.config().layers[layer]) != group {
+                    continue;
+                }
+                let (keys, values) = self.kv.layer(layer);
+                let addresses = [keys, values, on_gpu.address()];
+                let launcher = Launcher { stream: &self.stream, overlapped: false };
+                // SAFETY: blocks lie within the cache as the caller's plan has them; the pairs live until the wait below.
+                unsafe { self.kernels.copy_blocks(launcher, addresses, self.kv.block_bytes, part.len())? };
+            }
+            self.stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    fn slot_arrays(&self, inits: &[SlotInit]) -> SlotArrays {
+        load_slots(inits, self.limits.vocab)
+    }
+
+    fn start_slots(&self, slots: &SlotArrays) -> Result<(), CudaError> {
+        let args = SlotsArgs {
+            counts: self.at(self.layout.counts),
+            starts: self.at(self.layout.starts),
+            tokens: self.at(self.layout.start_tokens),
+            start_bias: self.at(self.layout.start_bias),
+            start_ends: self.at(self.layout.start_ends),
+            params: self.buffers.slot_params,
+            bias: self.buffers.slot_bias,
+            ends: self.buffers.slot_ends,
+            last_token: self.buffers.last_token,
+            seen: self.buffers.seen,
+            vocab: self.limits.vocab,
+        };
+        let launcher = Launcher { stream: &self.stream, overlapped: false };
+        // SAFETY: slots and ids were checked when the step was loaded; the arrays were just sent.
+        unsafe { self.kernels.slots_init(launcher, slots.starts.len(), args) }
+    }
+}
+
+fn capacities(slots: &SlotArrays) -> SlotCapacities {
+    SlotCapacities {
+        slots: slots.starts.len(),
+        tokens: slots.tokens.len(),
+        bias: slots.bias.len(),
+        ends: slots.ends.len(),
+    }
+}
+
+fn prompt_logprobs(wanted: &Wanted, result: &Sampled) -> Option<Logprobs> {
+    let (token, top) = wanted.target?;
+    let (logprob, rank) = (result.target_logprob, result.target_rank as u32);
+    Some(Logprobs { token, logprob, rank, top: alternatives(result, top) })
+}
+
+fn sampled(wanted: &Wanted, result: &Sampled) -> Option<Logprobs> {
+    let token = result.token.max(0) as u32;
+    Some(match wanted.sample? {
+        Some(top) => {
+            let (logprob, rank) = (result.logprob, result.rank as u32);
+            Logprobs { token, logprob, rank, top: alternatives(result, top) }
+        }
+        None => Logprobs { token, logprob: f32::NAN, rank: 0, top: Vec::new() },
+    })
+}
+
+fn alternatives(result: &Sampled, top: u32) -> Vec<(u32, f32)> {
+    let found = result.top_ids.iter().zip(result.top_logprobs).take(result.n_top.max(0) as usize);
+    found.take(top as usize).map(|(id, logprob)| (*id as u32, logprob)).collect()
+}

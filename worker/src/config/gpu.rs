@@ -1,0 +1,52 @@
+//! Settings of GPU workers.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+/// What only GPUs know; workers on a CPU take no notice of it.
+#[derive(Args, Clone, Debug)]
+pub struct GpuConfig {
+    /// Share of the GPU's memory that this worker may take, others' use included
+    #[arg(long, env = "THALWEG_GPU_MEMORY_UTILIZATION", value_name = "SHARE", default_value_t = 0.9, value_parser = share)]
+    pub gpu_memory_utilization: f64,
+
+    /// Folder of NVIDIA's libraries (libcuda.so.1, libcublasLt.so.13). Default: the loader's places, pip's and /usr/local/cuda
+    #[arg(long, env = "THALWEG_CUDA_LIBRARY_PATH", value_name = "FOLDER")]
+    pub cuda_library_path: Option<PathBuf>,
+
+    /// Own kernels alone: on one kind of card the same tokens whatever the batch, chunking, cache hits and preemptions
+    #[arg(long, env = "THALWEG_DETERMINISTIC")]
+    pub deterministic: bool,
+
+    /// Launch every kernel by itself instead of recorded steps: slower, for debugging
+    #[arg(long, env = "THALWEG_ENFORCE_EAGER")]
+    pub enforce_eager: bool,
+
+    /// Seconds after which a step on the GPU counts as hung and the worker ends
+    #[arg(long, env = "THALWEG_GPU_STEP_TIMEOUT", value_name = "SECONDS", default_value_t = 60)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub gpu_step_timeout: u64,
+
+    /// Where weights come from
+    #[arg(long, env = "THALWEG_LOAD_FORMAT", value_enum, default_value_t = LoadFormat::Auto)]
+    pub load_format: LoadFormat,
+
+    /// Of the random weights of --load-format dummy
+    #[arg(long, env = "THALWEG_SEED", value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    /// The checkpoint.
+    Auto,
+    /// Random numbers in the shape of config.json: for measurements, on a GPU.
+    Dummy,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if value > 0.0 && value <= 1.0 { Ok(value) } else { Err("expected more than 0, at most 1".into()) }
+}

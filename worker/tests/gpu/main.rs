@@ -1,0 +1,17 @@
+//! The CUDA backend on a GPU: single kernels against plain arithmetic on the CPU, then whole models against the CPU backend and
+//! other engines. Without a GPU every test fails and says so; `make test-gpu` runs them.
+#![cfg(feature = "cuda")]
+#![allow(unsafe_code, reason = "kernels are launched on memory of the test's own")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails, and prints what it saw"
+)]
+
+mod attention;
+mod gemm;
+mod golden;
+mod models;
+mod rows;
+mod sampling;
+mod support;

@@ -1,0 +1,353 @@
+//! Sampling against its definition in f64.
+
+use thalweg_worker::backend::cpu::KvDtype;
+use thalweg_worker::backend::cuda::abi::{
+    BIAS_MAX, Bias, COUNTS, END_IDS_MAX, LogitRow, N_LOGIT_ROWS, N_SLOT_INITS, Sampled, SlotParams, SlotStart,
+};
+use thalweg_worker::backend::cuda::kernels::{SampleArgs, SlotsArgs};
+
+use crate::support::{Array, Bench, numbers};
+
+/// What one slot starts with.
+#[derive(Clone, Default)]
+struct Slot {
+    params: SlotParams,
+    prompt: Vec<i32>,
+    output: Vec<i32>,
+    bias: Vec<Bias>,
+    ends: Vec<i32>,
+}
+
+fn greedy() -> SlotParams {
+    SlotParams { top_p: 1.0, repetition: 1.0, ..SlotParams::default() }
+}
+
+/// Slots on the GPU.
+struct Slots {
+    bench: Bench,
+    vocab: usize,
+    params: Array,
+    bias: Array,
+    ends: Array,
+    last: Array,
+    seen: Array,
+}
+
+impl Slots {
+    fn new(vocab: usize, slots: &[Slot]) -> Self {
+        let bench = Bench::new(64, KvDtype::Bf16);
+        let n = slots.len();
+        let sizes = [n * 64, n * 8 * BIAS_MAX, n * 4 * END_IDS_MAX, n * 4, n * 4 * vocab];
+        let [params, bias, ends, last, seen] = sizes.map(|bytes| bench.poisoned(bytes as u64));
+        let this = Self { bench, vocab, params, bias, ends, last, seen };
+        this.start(slots);
+        this
+    }
+
+    fn start(&self, slots: &[Slot]) {
+        let (mut starts, mut tokens, mut ends) = (Vec::new(), Vec::<i32>::new(), Vec::<i32>::new());
+        let mut bias = Vec::<Bias>::new();
+        for (slot, init) in slots.iter().enumerate() {
+            let p = &init.params;
+            let has_penalty = p.presence != 0.0 || p.frequency != 0.0 || p.repetition != 1.0;
+            starts.push(SlotStart {
+                slot: slot as i32,
+                last_token: init.output.last().copied().unwrap_or(-1),
+                tokens_offset: tokens.len() as i32,
+                n_prompt: if has_penalty { init.prompt.len() as i32 } else { 0 },
+                n_output: if has_penalty { init.output.len() as i32 } else { 0 },
+                bias_offset: bias.len() as i32,
+                end_offset: ends.len() as i32,
+                reserved: 0,
+                params: SlotParams {
+                    n_bias: init.bias.len() as i32,
+                    n_end: init.ends.len() as i32,
+                    has_penalty: i32::from(has_penalty),
+                    ..*p
+                },
+            });
+            if has_penalty {
+                tokens.extend(init.prompt.iter().chain(&init.output).copied());
+            }
+            bias.extend(&init.bias);
+            ends.extend(&init.ends);
+        }
+        let mut counts = [0i32; COUNTS];
+        counts[N_SLOT_INITS] = starts.len() as i32;
+        let b = &self.bench;
+        let (counts, starts_at, tokens) = (b.put(&counts), b.put(&starts), b.put(&tokens));
+        let (bias, ends) = (b.put(&bias), b.put(&ends));
+        let args = SlotsArgs {
+            counts: counts.at(),
+            starts: starts_at.at(),
+            tokens: tokens.at(),
+            start_bias: bias.at(),
+            start_ends: ends.at(),
+            params: self.params.at(),
+            bias: self.bias.at(),
+            ends: self.ends.at(),
+            last_token: self.last.at(),
+            seen: self.seen.at(),
+            vocab: self.vocab,
+        };
+        // SAFETY: arrays of these shapes; the grid is larger than the count.
+        unsafe { b.kernels.slots_init(b.launcher(), starts.len() + 1, args) }.unwrap();
+        b.stream.synchronize().unwrap();
+    }
+
+    /// Results of rows over their logits, and what became of the logits.
+    fn sample(&self, rows: &[LogitRow], logits: &[f32]) -> Vec<Sampled> {
+        let mut counts = [0i32; COUNTS];
+        counts[N_LOGIT_ROWS] = rows.len() as i32;
+        let b = &self.bench;
+        let (counts, rows_at, logits_at) = (b.put(&counts), b.put(rows), b.put(logits));
+        let out = b.poisoned((rows.len() * size_of::<Sampled>()) as u64);
+        let args = SampleArgs {
+            counts: counts.at(),
+            rows: rows_at.at(),
+            first: 0,
+            logits: logits_at.at(),
+            vocab: self.vocab,
+            params: self.params.at(),
+            bias: self.bias.at(),
+            ends: self.ends.at(),
+            last_token: self.last.at(),
+            seen: self.seen.at(),
+            out: out.at(),
+        };
+        // SAFETY: arrays of these shapes; the grid is larger than the count.
+        unsafe { b.kernels.sample(b.launcher(), rows.len() + 1, args) }.unwrap();
+        b.get(&out, rows.len())
+    }
+
+    fn tokens(&self, output_index: i32, logits: &[f32]) -> Vec<i32> {
+        let rows: Vec<LogitRow> =
+            (0..logits.len() / self.vocab).map(|slot| draw(slot as i32, output_index)).collect();
+        self.sample(&rows, logits).iter().map(|result| result.token).collect()
+    }
+}
+
+fn draw(slot: i32, output_index: i32) -> LogitRow {
+    LogitRow { token: 0, slot, target: -1, top: -1, output_index }
+}
+
+const VOCABS: [usize; 4] = [320, 1000, 49_152, 262_144];
+
+#[test]
+fn greedy_takes_the_largest_and_the_lower_of_ties() {
+    for vocab in VOCABS {
+        let mut rows = Vec::new();
+        let mut expected = Vec::new();
+        let largest = |at: &[(usize, f32)]| {
+            let mut logits = numbers(vocab, 5);
+            at.iter().for_each(|(id, logit)| logits[*id] = *logit);
+            logits
+        };
+        let last = vocab - 1;
+        for (changes, token) in [
+            (vec![(last, 3.0)], last),
+            (vec![(17, 3.0), (300, 3.0)], 17),
+            (vec![(300, 3.0), (last, 3.0)], 300),
+            (vec![(5, f32::NAN), (6, 2.0)], 6),
+            (vec![(7, f32::INFINITY), (8, f32::MAX)], 7),
+            (vec![(0, f32::NEG_INFINITY), (9, 1.5)], 9),
+        ] {
+            rows.extend(largest(&changes));
+            expected.push(token as i32);
+        }
+        rows.extend(vec![f32::NAN; vocab]);
+        expected.push(0);
+        let slots = Slots::new(vocab, &vec![Slot { params: greedy(), ..Slot::default() }; expected.len()]);
+        assert_eq!(slots.tokens(0, &rows), expected, "{vocab}");
+        let last: Vec<i32> = slots.bench.get(&slots.last, expected.len());
+        assert_eq!(last, expected, "what the next step begins with");
+    }
+}
+
+#[test]
+fn edits_decide_the_largest() {
+    let vocab = 1000;
+    let mut logits = vec![0.0f32; vocab];
+    (logits[10], logits[20], logits[30]) = (5.0, 4.0, -1.0);
+    let with = |params: SlotParams, prompt: &[i32], output: &[i32]| Slot {
+        params,
+        prompt: prompt.to_vec(),
+        output: output.to_vec(),
+        ..Slot::default()
+    };
+    let plain = Slot { params: greedy(), ..Slot::default() };
+    let bias = |id: i32, value: f32| Slot { bias: vec![Bias { id, value }], ..plain.clone() };
+    let cases = [
+        (plain.clone(), 10),
+        (bias(20, 1.5), 20),
+        (bias(10, f32::NEG_INFINITY), 20),
+        (Slot { ends: vec![10, 20], params: SlotParams { min_tokens: 3, ..greedy() }, ..plain.clone() }, 0),
+        (Slot { ends: vec![10], params: SlotParams { min_tokens: 2, ..greedy() }, ..plain.clone() }, 10),
+        (with(SlotParams { repetition: 2.0, ..greedy() }, &[10], &[]), 20),
+        (with(SlotParams { presence: 1.5, ..greedy() }, &[10], &[]), 10),
+        (with(SlotParams { presence: 1.5, ..greedy() }, &[], &[10, 10]), 20),
+        (with(SlotParams { frequency: 0.6, ..greedy() }, &[], &[10]), 10),
+        (with(SlotParams { frequency: 0.6, ..greedy() }, &[], &[10, 10]), 20),
+    ];
+    let slots = Slots::new(vocab, &cases.iter().map(|(slot, _)| slot.clone()).collect::<Vec<_>>());
+    let rows: Vec<f32> = cases.iter().flat_map(|_| logits.clone()).collect();
+    let expected: Vec<i32> = cases.iter().map(|(_, token)| *token).collect();
+    assert_eq!(slots.tokens(2, &rows), expected);
+}
+
+#[test]
+fn drawn_tokens_count_for_penalties() {
+    let vocab = 320;
+    let slots =
+        Slots::new(vocab, &[Slot { params: SlotParams { frequency: 1.0, ..greedy() }, ..Slot::default() }]);
+    let mut logits = vec![0.0; vocab];
+    (logits[3], logits[4]) = (2.5, 2.0);
+    let tokens: Vec<i32> = (0..5).map(|index| slots.tokens(index, &logits)[0]).collect();
+    // 2.5 and 2.0, each less one for every time it came.
+    assert_eq!(tokens, [3, 4, 3, 4, 3]);
+    slots.start(&[Slot { params: SlotParams { frequency: 1.0, ..greedy() }, ..Slot::default() }]);
+    assert_eq!(slots.tokens(0, &logits), [3], "a new sequence has said nothing");
+}
+
+#[test]
+fn logprobs_ranks_and_alternatives() {
+    for vocab in VOCABS {
+        let logits: Vec<f32> = numbers(vocab, 9).into_iter().map(|x| 8.0 * x).collect();
+        let slots = Slots::new(vocab, &[Slot { params: greedy(), ..Slot::default() }]);
+        let targets = [0, 77, vocab as i32 - 1];
+        let mut rows: Vec<LogitRow> =
+            targets.map(|target| LogitRow { token: 0, slot: 0, target, top: 5, output_index: -1 }).into();
+        rows.push(LogitRow { token: 0, slot: 0, target: -1, top: 20, output_index: 0 });
+        rows.push(LogitRow { token: 0, slot: 0, target: 7, top: 0, output_index: 1 });
+        let all: Vec<f32> = rows.iter().flat_map(|_| logits.clone()).collect();
+        let results = slots.sample(&rows, &all);
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|x| f64::from(x - largest).exp()).sum();
+        let logprob = |id: usize| f64::from(logits[id] - largest) - sum.ln();
+        let rank = |id: usize| 1 + logits.iter().filter(|x| **x > logits[id]).count() as i32;
+        let mut order: Vec<usize> = (0..vocab).collect();
+        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+        for (row, result) in rows.iter().zip(&results) {
+            if row.target >= 0 {
+                let target = row.target as usize;
+                assert!(
+                    (f64::from(result.target_logprob) - logprob(target)).abs() < 1e-4,
+                    "{vocab} {row:?} {result:?}"
+                );
+                assert_eq!(result.target_rank, rank(target), "{vocab} {row:?}");
+            }
+            if row.output_index >= 0 {
+                assert_eq!((result.token, result.rank), (order[0] as i32, 1), "{vocab} {row:?}");
+                assert!(
+                    (f64::from(result.logprob) - logprob(order[0])).abs() < 1e-4,
+                    "{vocab} {row:?} {result:?}"
+                );
+            } else {
+                assert_eq!(result.token, -1, "{vocab}: nothing was to be drawn");
+            }
+            assert_eq!(result.n_top, row.top, "{vocab} {row:?}");
+            for (place, id) in order.iter().take(row.top as usize).enumerate() {
+                assert_eq!(result.top_ids[place], *id as i32, "{vocab} {row:?} place {place}");
+                let told = f64::from(result.top_logprobs[place]);
+                assert!((told - logprob(*id)).abs() < 1e-4, "{vocab} {row:?} place {place}");
+            }
+        }
+    }
+}
+
+/// Probabilities after temperature, top-k, top-p and min-p.
+fn distribution(logits: &[f32], params: &SlotParams) -> Vec<f64> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f64> =
+        logits.iter().map(|x| (f64::from(x - largest) / f64::from(params.temperature)).exp()).collect();
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    if params.top_k > 0 {
+        order.truncate(params.top_k as usize);
+    }
+    let total: f64 = order.iter().map(|id| weights[*id]).sum();
+    let (mut sum, mut kept) = (0.0, Vec::new());
+    for id in order {
+        if sum >= f64::from(params.top_p) * total && !kept.is_empty() {
+            break;
+        }
+        sum += weights[id];
+        kept.push(id);
+    }
+    kept.retain(|id| weights[*id] >= f64::from(params.min_p));
+    let sum: f64 = kept.iter().map(|id| weights[*id]).sum();
+    let mut probabilities = vec![0.0; logits.len()];
+    kept.iter().for_each(|id| probabilities[*id] = weights[*id] / sum);
+    probabilities
+}
+
+#[test]
+fn draws_follow_the_distribution() {
+    let base = SlotParams { temperature: 0.8, seed: 1234, ..greedy() };
+    let settings = [
+        base,
+        SlotParams { top_k: 5, ..base },
+        SlotParams { top_p: 0.7, ..base },
+        SlotParams { min_p: 0.2, ..base },
+        SlotParams { top_k: 40, top_p: 0.9, min_p: 0.05, temperature: 1.3, ..base },
+        SlotParams { choice: 3, seed: u64::MAX - 5, temperature: 2.0, ..base },
+    ];
+    for vocab in [320, 49_152] {
+        // A few likely tokens among many unlikely ones.
+        let mut logits: Vec<f32> = numbers(vocab, 3).into_iter().map(|x| x - 8.0).collect();
+        (0..30).for_each(|i| logits[(i * 7919 + 13) % vocab] = 4.0 - 0.15 * i as f32);
+        for params in settings {
+            let slots = Slots::new(vocab, &[Slot { params, ..Slot::default() }]);
+            let probabilities = distribution(&logits, &params);
+            let draws = 4096;
+            let mut seen = vec![0usize; vocab];
+            for batch in 0..draws / 64 {
+                let rows: Vec<LogitRow> = (0..64).map(|i| draw(0, batch * 64 + i)).collect();
+                let all: Vec<f32> = rows.iter().flat_map(|_| logits.clone()).collect();
+                for result in slots.sample(&rows, &all) {
+                    seen[result.token as usize] += 1;
+                }
+            }
+            check_frequencies(&format!("{vocab} {params:?}"), &seen, &probabilities, draws as f64);
+        }
+    }
+}
+
+/// Chi-square over tokens that are expected often enough, the rest as one.
+fn check_frequencies(what: &str, seen: &[usize], probabilities: &[f64], draws: f64) {
+    let (mut chi, mut freedom, mut rest_seen, mut rest) = (0.0, -1.0, 0.0, 0.0);
+    for (seen, probability) in seen.iter().zip(probabilities) {
+        assert!(*seen == 0 || *probability > 0.0, "{what}: a token that was filtered out was drawn");
+        let expected = probability * draws;
+        if expected >= 8.0 {
+            chi += (*seen as f64 - expected).powi(2) / expected;
+            freedom += 1.0;
+        } else {
+            rest_seen += *seen as f64;
+            rest += expected;
+        }
+    }
+    if rest >= 8.0 {
+        chi += (rest_seen - rest).powi(2) / rest;
+        freedom += 1.0;
+    }
+    // Five standard deviations of a chi-square of so many degrees of freedom.
+    let limit = freedom + 5.0 * f64::sqrt(2.0 * f64::max(freedom, 1.0)) + 8.0;
+    println!("{what}: chi-square {chi:.1} of {freedom} degrees");
+    assert!(chi <= limit, "{what}: chi-square {chi} of {freedom} degrees of freedom");
+}
+
+#[test]
+fn draws_repeat_by_seed_choice_and_index() {
+    let vocab = 1000;
+    let logits = numbers(vocab, 4);
+    let base = SlotParams { temperature: 1.0, seed: 5, ..greedy() };
+    let slots = [base, base, SlotParams { seed: 6, ..base }, SlotParams { choice: 1, ..base }]
+        .map(|params| Slot { params, ..Slot::default() });
+    let slots = Slots::new(vocab, &slots);
+    let all: Vec<f32> = (0..4).flat_map(|_| logits.clone()).collect();
+    let draws: Vec<Vec<i32>> = (0..20).map(|index| slots.tokens(index, &all)).collect();
+    let stream = |slot: usize| draws.iter().map(|tokens| tokens[slot]).collect::<Vec<_>>();
+    assert_eq!(stream(0), stream(1));
+    assert!(stream(0) != stream(2) && stream(0) != stream(3) && stream(2) != stream(3));
+}
