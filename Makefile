@@ -20,10 +20,12 @@ SMOLLM2 := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA   := $(MODELS)/gemma-3-270m-q4_k_m.gguf
 TINY    := .cache/tiny
 VENV    := .venv
+CUDA    := --features cuda --locked
+WITH_NVCC = NVCC="$$($(PYTHON) scripts/nvcc.py --find)"
 
 export THALWEG_TEST_MODELS ?= $(abspath $(MODELS))
 
-.PHONY: help up release test test-models services lint test-rust test-sdk test-long bench fmt kernels test-cuda test-gpu-build test-gpu
+.PHONY: help up release test test-models services lint test-rust test-sdk test-long bench fmt kernels test-gpu-build test-gpu
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -35,31 +37,30 @@ up: release $(filter $(SMOLLM2),$(MODEL)) ## Build, fetch the default model once
 release: ## The optimised binary
 	$(CARGO) build --release --locked
 
-test: lint test-rust test-sdk test-cuda ## Everything that fits 25 minutes on 2 cores, cold build included
+test: lint test-rust test-sdk ## Everything that fits 25 minutes on 2 cores, cold build included
 
-lint: ## Format, clippy and documentation, warnings being errors
+lint: kernels ## Format, clippy and documentation, warnings being errors, with and without CUDA
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	$(WITH_NVCC) $(CARGO) clippy --workspace --all-targets $(CUDA) -- -D warnings
+	$(WITH_NVCC) $(CARGO) clippy --workspace --test gpu $(CUDA) -- -D warnings
+	$(WITH_NVCC) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps $(CUDA)
 
-test-rust: test-models services ## Unit and integration tests
+# One build for all tests: every kernel is compiled for every card, and what needs a GPU is left to test-gpu.
+test-rust: test-models services kernels ## Unit and integration tests
 	@if $(CARGO) nextest --version >/dev/null 2>&1; \
-	then set -x; $(CARGO) nextest run --workspace --locked; \
-	else set -x; $(CARGO) test --workspace --locked --no-fail-fast; fi
+	then set -x; $(WITH_NVCC) $(CARGO) nextest run --workspace $(CUDA) -E 'not test(/^cuda::/)'; \
+	else set -x; $(WITH_NVCC) $(CARGO) test --workspace $(CUDA) --no-fail-fast -- --skip cuda::; fi
 
 test-sdk: test-models $(VENV)/ready ## The openai Python SDK against a cluster on this machine
-	$(CARGO) test --workspace --locked --no-run
+	$(WITH_NVCC) $(CARGO) test --workspace $(CUDA) --no-run
 	$(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/sdk --binary $(TARGET)/debug/thalweg --model $(SMOLLM2)
 
 kernels: ## NVIDIA's compiler from PyPI, where this machine has none
 	@$(PYTHON) scripts/nvcc.py --find >/dev/null || ($(MAKE) $(VENV)/ready && $(VENV)/bin/python scripts/nvcc.py --install)
 
-test-cuda: kernels ## Compile every kernel for every card; what of the CUDA backend needs no GPU
-	NVCC=$$($(PYTHON) scripts/nvcc.py --find) $(CARGO) test -p thalweg-worker --features cuda --locked --lib backend::cuda
-	NVCC=$$($(PYTHON) scripts/nvcc.py --find) $(CARGO) test -p thalweg-worker --features cuda --locked --no-run --test gpu --test schedules
-
 test-gpu-build: kernels test-models ## Tests for a machine with a GPU and without Rust, to DIR= (PROFILE=release for figures)
-	NVCC=$$($(PYTHON) scripts/nvcc.py --find) $(PYTHON) scripts/test_gpu_build.py --cargo "$(CARGO)" --profile $(PROFILE) $(DIR)
+	$(WITH_NVCC) $(PYTHON) scripts/test_gpu_build.py --cargo "$(CARGO)" --profile $(PROFILE) $(DIR)
 
 test-gpu: ## Run what test-gpu-build made in DIR=
 	cd $(DIR) && ./run.sh

@@ -40,7 +40,7 @@ def engine_rows(options):
         flags = ["--prompt", prompt, "--output", 4, "--batch", 1, "--max-num-seqs", 8, "--max-model-len", prompt + 64]
         figures = engine(options, *flags, "--max-num-batched-tokens", 8192)
         yield f"time to first token, {prompt}", prompt / figures["prefill_tokens_per_second"] * 1e3, "ms"
-    flags = ["--prompt", 2048, "--output", 4, "--batch", 16, "--max-num-seqs", 16, "--max-model-len", 4096]
+    flags = ["--prompt", 2048, "--output", 16, "--batch", 16, "--max-num-seqs", 16, "--max-model-len", 4096]
     figures = engine(options, *flags, "--max-num-batched-tokens", 8192)
     operations = 2 * WEIGHTS + 4 * HIDDEN * LAYERS * 1024
     yield "prefill 16 x 2048", figures["prefill_tokens_per_second"] * operations / 1e12, "TFLOP/s"

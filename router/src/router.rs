@@ -53,6 +53,7 @@ pub struct RouterState {
     membership: Arc<dyn Membership>,
     draining: AtomicBool,
     starting: AtomicBool,
+    started: Instant,
 }
 
 impl RouterState {
@@ -88,7 +89,7 @@ impl RouterState {
             Arc::clone(&metrics),
         ));
         let draining = AtomicBool::new(false);
-        let starting = AtomicBool::new(config.starts_workers);
+        let starting = AtomicBool::new(true);
         Arc::new(Self {
             config,
             models,
@@ -101,6 +102,7 @@ impl RouterState {
             membership,
             draining,
             starting,
+            started: Instant::now(),
         })
     }
 
@@ -114,9 +116,10 @@ impl RouterState {
         self.workers.list().iter().filter(|w| w.state() == HealthState::Ready).count()
     }
 
-    /// No worker of its own has been ready yet, of a process that starts them.
+    /// It has yet to get to know its workers: none has been ready, and there was little time or they are being started.
     pub(crate) fn starting(&self) -> bool {
-        if self.workers_ready() > 0 {
+        let is_over = !self.config.starts_workers && self.started.elapsed() > ACQUAINTANCE;
+        if is_over || self.workers_ready() > 0 {
             self.starting.store(false, Ordering::Release);
         }
         self.starting.load(Ordering::Acquire)
@@ -141,6 +144,9 @@ impl RouterState {
         self.metrics.encode(&self.membership.stats())
     }
 }
+
+/// A new router takes this long at most to get to know its workers before it says that it is ready without any.
+const ACQUAINTANCE: Duration = Duration::from_secs(5);
 
 /// The router.
 pub struct Router;

@@ -2,7 +2,7 @@
 // values through wgmma. A query row is a (token, head of the group) of one KV head. Kernels of other cards: attention.cu.
 #include "wgmma.cuh"
 
-constexpr int THREADS = 256, ROWS = 128, KEYS = 128, PANEL = 64, PANEL_ROW_BYTES = PANEL * 2;
+constexpr int THREADS = 256, ROWS = 128, KEYS = 128, STAGES = 2, PANEL = 64, PANEL_ROW_BYTES = PANEL * 2;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -123,55 +123,38 @@ struct Prefill {
         multiplications_commit();
     }
 
-    __device__ __forceinline__ bool needs_mask(int tile) const {
-        const bool past_diagonal = tile * KEYS + KEYS > position + 1;
-        return past_diagonal || (window > 0 && tile * KEYS <= position + rows / group_size - window);
-    }
-
-    // Scores of the next tile and values of this one are multiplied while the weights of the next are worked out.
     __device__ __forceinline__ void run() const {
         const int first_tile = low / KEYS, end_tile = (high + KEYS - 1) / KEYS;
         load_queries();
         load(k, first_tile, keys_of(0));
         copy_commit();
         load(v, first_tile, values_of(0));
-        if (first_tile + 1 < end_tile) load(k, first_tile + 1, keys_of(1));
         copy_commit();
-        float o[D / 2] = {}, s[KEYS / 2], max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, keep[2];
-        uint32_t p[KEYS / 4];
-        auto narrow = [&] {
+        float o[D / 2] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+        for (int tile = first_tile; tile < end_tile; tile++) {
+            const int stage = (tile - first_tile) % STAGES;
+            copy_wait<1>();
+            arrived();
+            float s[KEYS / 2];
+            scores(stage, s);
+            if (tile + 1 < end_tile) load(k, tile + 1, keys_of(stage ^ 1));
+            copy_commit();
+            multiplications_wait<0>();
+            if (tile * KEYS + KEYS > position + 1 || (window > 0 && tile * KEYS <= position + rows / group_size - window)) mask(tile, s);
+            float keep[2];
+            soften(s, max, sum, keep);
+            rescale(o, keep);
+            uint32_t p[KEYS / 4];
 #pragma unroll
             for (int i = 0; i < KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
-        };
-        copy_wait<1>();
-        arrived();
-        scores(0, s);
-        multiplications_wait<0>();
-        if (needs_mask(first_tile)) mask(first_tile, s);
-        soften(s, max, sum, keep);
-        narrow();
-        int stage = 0;
-        for (int next = first_tile + 1; next < end_tile; next++) {
-            copy_wait<0>();
+            copy_wait<1>();
             arrived();
-            scores(stage ^ 1, s);
-            rescale(o, keep);
             add_values(stage, p, o);
-            if (next + 1 < end_tile) load(k, next + 1, keys_of(stage));
-            load(v, next, values_of(stage ^ 1));
+            if (tile + 1 < end_tile) load(v, tile + 1, values_of(stage ^ 1));
             copy_commit();
-            multiplications_wait<1>();
-            if (needs_mask(next)) mask(next, s);
-            soften(s, max, sum, keep);
             multiplications_wait<0>();
-            narrow();
-            stage ^= 1;
         }
         copy_wait<0>();
-        arrived();
-        rescale(o, keep);
-        add_values(stage, p, o);
-        multiplications_wait<0>();
         write(o, sum);
         __syncthreads();
     }

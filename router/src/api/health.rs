@@ -15,8 +15,9 @@ pub(super) async fn health() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// This router takes requests: 503 while it drains, and in `thalweg up` until its first worker serves. Otherwise it does not
-/// depend on workers: their outage would take every router out of the balancer, and clients would not learn why.
+/// This router takes requests: 503 while it drains, and at first until it knows a worker (for some seconds at most, or as long as
+/// `thalweg up` takes to start its own). From then on it does not depend on workers: their outage would take every router out of
+/// the balancer, and clients would not learn why.
 pub(super) async fn ready(State(api): State<Arc<Api>>) -> Response {
     let workers_ready = api.router.workers_ready();
     let reason = match () {

@@ -85,6 +85,11 @@ impl Broken {
         matches!(self, Self::Refused(_))
     }
 
+    /// The worker has no room at present.
+    pub(super) fn is_overload(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.code == ErrorCode::Overloaded)
+    }
+
     /// It never reached the worker.
     pub(super) fn never_arrived(&self) -> bool {
         matches!(self, Self::Lost { reason: CONNECT, .. })

@@ -1,7 +1,9 @@
 //! From worker to worker: places a request, and again elsewhere for as long as its journey may go on.
 
+use std::time::Duration;
+
 use tokio::sync::SemaphorePermit;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::attempt::Failed;
 use super::broken::Broken;
@@ -10,6 +12,9 @@ use super::stage::{Hashed, Streaming};
 use super::{Dispatcher, stopping};
 use crate::admission::Permit;
 use crate::error::RouterError;
+
+/// Between a worker's refusal for want of room and the next try: some of its reports.
+const ROOM_PAUSE: Duration = Duration::from_millis(50);
 
 impl Dispatcher {
     /// Takes a request that was let through to its next tokens.
@@ -37,8 +42,9 @@ impl Dispatcher {
     }
 
     /// Continues a begun answer elsewhere with every token that was received.
-    pub(super) async fn resume(&self, failed: Failed) -> Result<Streaming, RouterError> {
+    pub(super) async fn resume(&self, mut failed: Failed) -> Result<Streaming, RouterError> {
         let lost_at = Instant::now();
+        failed.hashed.full_since = None;
         let (hashed, permit) = self.again(failed).await?;
         let streaming = self.carry(hashed, permit).await?;
         self.metrics.resumes.resumed(lost_at.elapsed());
@@ -80,8 +86,23 @@ impl Dispatcher {
         self.poison.lock().check(&hashed.request, Instant::now())?;
         let (request, tokens) = (hashed.request.request_id.as_str(), hashed.journey.progress.tokens());
         tracing::info!(request, %worker, reason, tokens, ?broken, "trying another worker");
+        if broken.is_overload() {
+            self.wait_for_room(&mut hashed, &broken).await?;
+        }
         let permit = self.gate.enter_again(permit).await?;
         Ok((hashed, permit))
+    }
+
+    /// The worker's next reports say how full it is; until then the same pick would meet the same refusal.
+    async fn wait_for_room(&self, hashed: &mut Hashed, broken: &Broken) -> Result<(), RouterError> {
+        let tokens = hashed.journey.progress.tokens();
+        let since = *hashed.full_since.get_or_insert_with(Instant::now);
+        if since.elapsed() > self.queue_timeout {
+            return Err(broken.clone().into_error(tokens));
+        }
+        timeout_at(hashed.request.deadline, sleep(ROOM_PAUSE))
+            .await
+            .map_err(|_| Broken::Late.into_error(tokens))
     }
 
     /// One at a time, if two workers in a row ended with it before it brought a token.

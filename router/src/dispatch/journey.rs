@@ -110,6 +110,10 @@ impl Journey {
         if fruitful {
             (self.tries, self.strikes) = (0, 0);
         }
+        // A full worker has not failed: the request waits for room again, as long as its time allows.
+        if broken.is_overload() && !fruitful {
+            return if self.begun() { Verdict::Resume } else { Verdict::Retry };
+        }
         self.failures += 1;
         let mut blameless = broken.never_arrived() || (broken.is_hand_over() && fruitful);
         if broken.is_exit() {
@@ -191,7 +195,7 @@ mod tests {
         check("its own fault", &[(0, refused(InvalidRequest), 0)], "invalid_request");
         check("too late", &[(5, Broken::Late, 0)], "deadline_exceeded");
         let three = |broken: &Broken| vec![(0, broken.clone(), 0); 3];
-        check("refused by three", &three(&refused(Overloaded)), "overloaded");
+        check("full thrice", &three(&refused(Overloaded)), "retry");
         check("cut off once", &[(5, exit(), 1)], "resume");
         check("ended early thrice", &vec![(5, Broken::ended_early(), 0); 3], "unavailable");
         let mut attempts = vec![(5, exit(), 1), (0, refused(Overloaded), 0), (0, refused(Overloaded), 0)];

@@ -52,6 +52,8 @@ pub(super) struct Hashed {
     pub(super) prefix_key: u64,
     /// What became of it so far.
     pub(super) journey: Journey,
+    /// Since when workers have refused it because they are full.
+    pub(super) full_since: Option<Instant>,
 }
 
 /// With a worker that has been told nothing yet.
@@ -113,6 +115,6 @@ impl Tokenized {
         };
         let vocab_size = self.model.tokenizer.vocab_size();
         let journey = Journey::new(self.n, self.sampling.max_tokens, vocab_size);
-        Hashed { request: self, keys, prefix_key, journey }
+        Hashed { request: self, keys, prefix_key, journey, full_since: None }
     }
 }

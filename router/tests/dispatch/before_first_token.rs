@@ -56,10 +56,17 @@ async fn errors_that_are_the_requests_own_are_not_tried_again() {
 
 #[tokio::test]
 async fn tries_are_bounded() {
-    let stage = stage(5, vec![Step::Refuse(ErrorCode::Overloaded); 9]).await;
+    let stage = stage(5, vec![Step::Refuse(ErrorCode::Draining); 9]).await;
     let error = stage.dispatch(3).await.map(drop).unwrap_err();
-    assert_eq!(error.code, ErrorCode::Overloaded);
-    assert!(error.retry_after.is_some());
+    assert_eq!(error.code, ErrorCode::Draining);
     assert_eq!(stage.scene.seen().len(), 3);
+    stage.wait_until_idle().await;
+}
+
+#[tokio::test]
+async fn full_workers_are_asked_again_until_one_has_room() {
+    let stage = stage(2, vec![Step::Refuse(ErrorCode::Overloaded); 5]).await;
+    assert_eq!(read(stage.dispatch(3).await.unwrap()).await, (vec![0, 1, 2], Ok(())));
+    assert_eq!(stage.scene.seen().len(), 6);
     stage.wait_until_idle().await;
 }

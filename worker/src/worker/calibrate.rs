@@ -9,8 +9,10 @@ use crate::plan::{BlockId, BlockTable, KV_GROUPS, Row, RowInput, SlotId, SlotIni
 use crate::runner::Runner;
 use crate::sampling::SamplingParams;
 
-/// Tokens of the measured prefill.
-const PREFILL_TOKENS: usize = 32;
+/// Tokens of the measured prefill; where they take less than `PREFILL_SECONDS_MIN`, as on a GPU, so few say little of a prompt, and
+/// the larger number is measured.
+const PREFILL_TOKENS: [usize; 2] = [32, 512];
+const PREFILL_SECONDS_MIN: f64 = 0.02;
 /// Sequences of the larger measured decode step: with one it gives the slope, without which a burst would cost nothing.
 const DECODE_BATCH: usize = 8;
 /// Counted runs of each step, after one that pays for page faults. The fastest counts: others were disturbed.
@@ -20,11 +22,15 @@ const RUNS: usize = 3;
 /// and blocks are written anew before their next use.
 pub(super) fn profile(runner: &mut dyn Runner, config: &EngineConfig) -> Result<Rates, BackendError> {
     let room = config.max_num_batched_tokens.min(config.max_model_len.saturating_sub(1));
-    let tokens = room.min(config.sliding_window.unwrap_or(room)).min(PREFILL_TOKENS);
-    if tokens == 0 {
+    let [few, many] =
+        PREFILL_TOKENS.map(|tokens| room.min(config.sliding_window.unwrap_or(room)).min(tokens));
+    if few == 0 {
         return Ok(Rates::default());
     }
-    let prefill_seconds = fastest(runner, &step(1, tokens, config))?;
+    let (mut tokens, mut prefill_seconds) = (few, fastest(runner, &step(1, few, config))?);
+    if prefill_seconds < PREFILL_SECONDS_MIN && many > few {
+        (tokens, prefill_seconds) = (many, fastest(runner, &step(1, many, config))?);
+    }
     let mut decode = Vec::new();
     for batch in BTreeSet::from([1, batch_max(config)]) {
         let step_seconds = fastest(runner, &step(batch, 1, config))?;

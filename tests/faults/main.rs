@@ -1,0 +1,11 @@
+//! What must survive: real processes are killed, frozen and misled under load, and failures that clients see are counted.
+//!
+//! `THALWEG_TEST_LONG=1` runs the long forms; `THALWEG_TEST_SEED` varies what is random.
+
+mod etcd;
+mod overload;
+mod redis;
+mod routers;
+mod streams;
+mod support;
+mod workers;
