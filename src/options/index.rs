@@ -13,7 +13,7 @@ const PASSWORD_VARIABLE: &str = "THALWEG_INDEX_PASSWORD";
 /// Where routers learn which worker holds which prefix.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct IndexOptions {
-    /// Cache index: memory, which reaches no further than this process, or redis://[USER@]HOST:6379[/DB], rediss:// with
+    /// Cache index: memory, which reaches no further than this process, or redis://USER@HOST:6379/DB, rediss:// with
     /// TLS, redis+sentinel://HOST:26379,..HOST:26379/MASTER or redis+cluster://HOST:6379,..HOST:6379
     #[arg(long, env = "THALWEG_INDEX", default_value = "memory", value_name = "INDEX")]
     #[arg(hide_env_values = true)]

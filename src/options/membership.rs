@@ -13,7 +13,7 @@ const PASSWORD_VARIABLE: &str = "THALWEG_MEMBERSHIP_PASSWORD";
 /// Where routers learn of workers.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MembershipOptions {
-    /// Membership: static, which is the list of --worker flags, or etcd://[USER@]HOST:2379[,HOST:2379][/PREFIX], etcds:// with TLS
+    /// Membership: static, which is the list of --worker flags, or etcd://USER@HOST:2379,HOST:2379/PREFIX, etcds:// with TLS
     #[arg(long, env = "THALWEG_MEMBERSHIP", default_value = "static", value_name = "MEMBERSHIP")]
     #[arg(hide_env_values = true)]
     membership: String,
