@@ -121,7 +121,9 @@ fn flags_that_cannot_work_are_refused() {
     refused(worker(&model, &["--index", "memcached"]), 1, &["--index", "memory", "redis://"]);
     refused(worker(&model, &["--membership", "kubernetes"]), 1, &["--membership", "static", "etcd://"]);
     refused(worker(&model, &["--engine", "sim"]), 1, &["--profile"]);
-    refused(worker(&model, &["--device", "cuda"]), 1, &["device", "--features cuda"]);
+    // With the CUDA backend and without it, on a machine without a GPU.
+    let says = if cfg!(feature = "cuda") { "libcuda" } else { "--features cuda" };
+    refused(worker(&model, &["--device", "cuda"]), 1, &[says]);
     refused(worker(&model, &["--grpc", "0.0.0.0:0"]), 1, &["--grpc 0.0.0.0:0", "--insecure"]);
     refused(thalweg(&["router"]), 1, &["--worker"]);
     refused(thalweg(&["router", "--worker", "http://x"]), 2, &["--worker", "grpc://host:port"]);

@@ -17,6 +17,11 @@ pub const CHOICES_MAX: usize = 128;
 /// Alternatives beside a token at most, in `logprobs` and `prompt_logprobs`.
 pub const LOGPROBS_MAX: u32 = 20;
 
+/// Entries of `logit_bias` and `stop_token_ids` at most: devices keep a table of them for each sequence.
+pub const LOGIT_BIAS_MAX: usize = 1024;
+/// See [`LOGIT_BIAS_MAX`].
+pub const STOP_TOKEN_IDS_MAX: usize = 256;
+
 /// Below this a temperature overflows logits where it should pick the best: taken for 0.
 const TEMPERATURE_MIN: f32 = 1e-5;
 
@@ -192,6 +197,8 @@ fn parse_sampling(wire: v1::SamplingParams, model: &ServedModel) -> Result<Sampl
     check_number("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "from -2 to 2")?;
     check_number("repetition_penalty", wire.repetition_penalty, wire.repetition_penalty > 0.0, "above 0")?;
     check_top("sampling.logprobs", wire.logprobs)?;
+    check_count("sampling.stop_token_ids", wire.stop_token_ids.len(), STOP_TOKEN_IDS_MAX)?;
+    check_count("sampling.logit_bias", wire.logit_bias.len(), LOGIT_BIAS_MAX)?;
     check_ids("sampling.stop_token_ids", &wire.stop_token_ids, model)?;
     Ok(SamplingParams {
         temperature: if wire.temperature < TEMPERATURE_MIN { 0.0 } else { wire.temperature },
@@ -229,6 +236,10 @@ fn parse_bias(
         check_number(&name, value, (-100.0..=100.0).contains(&value), "from -100 to 100")?;
     }
     Ok(bias)
+}
+
+fn check_count(name: &str, count: usize, most: usize) -> Result<(), RequestError> {
+    ensure(count <= most, name, &format!("has {count} entries, must have at most {most}"))
 }
 
 fn check_ids(name: &str, ids: &[u32], model: &ServedModel) -> Result<(), RequestError> {

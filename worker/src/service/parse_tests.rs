@@ -105,6 +105,11 @@ fn sampling_parameters() {
     invalid(sampling(|s| s.logprobs = Some(21)), "sampling.logprobs is 21, must be at most 20");
     invalid(sampling(|s| s.prompt_logprobs = Some(21)), "sampling.prompt_logprobs is 21");
     invalid(sampling(|s| s.stop_token_ids = vec![1, 100]), "sampling.stop_token_ids[1] is 100");
+    invalid(sampling(|s| s.stop_token_ids = vec![1; 257]), "sampling.stop_token_ids has 257 entries");
+    invalid(
+        sampling(|s| s.logit_bias = (0..1025).map(|id| (id, 1.0)).collect()),
+        "sampling.logit_bias has 1025",
+    );
     invalid(sampling(|s| s.logit_bias = [(100, 1.0)].into()), "sampling.logit_bias[100]");
     invalid(sampling(|s| s.logit_bias = [(5, 1e9)].into()), "sampling.logit_bias[5] is 1000000000");
     invalid(sampling(|s| s.logit_bias = [(5, f32::NAN)].into()), "sampling.logit_bias[5] is NaN");
