@@ -231,12 +231,16 @@ async fn a_shutdown_hands_over_what_runs_and_what_waits() {
     let (engine, gate) = start_gated(EngineConfig { max_num_seqs: 1, ..config() });
     let streams: Vec<EngineStream> = (1..4).map(|n| engine.generate(request(n, 10, 50)).unwrap()).collect();
     engine.load().wait_for(|load| load.running == 1).await.unwrap();
-    let ended = {
-        let engine = engine.clone();
-        tokio::spawn(async move { engine.shutdown().await })
-    };
+    let ended = engine.shutdown();
+    tokio::pin!(ended);
+    // Asked for before the device can go on.
+    tokio::select! {
+        biased;
+        () = &mut ended => unreachable!("the device is held"),
+        () = std::future::ready(()) => {}
+    }
     drop(gate);
-    ended.await.unwrap();
+    ended.await;
     for stream in streams {
         let refusal = read(stream).await.1.expect("an error, not a bare end");
         assert_eq!((refusal.code(), refusal.code().retry_elsewhere()), (ErrorCode::Draining, true));
