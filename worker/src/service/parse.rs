@@ -18,9 +18,9 @@ pub const CHOICES_MAX: usize = 128;
 pub const LOGPROBS_MAX: u32 = 20;
 
 /// Entries of `logit_bias` and `stop_token_ids` at most: devices keep a table of them for each sequence.
-pub const LOGIT_BIAS_MAX: usize = 1024;
+const LOGIT_BIAS_MAX: usize = 1024;
 /// See [`LOGIT_BIAS_MAX`].
-pub const STOP_TOKEN_IDS_MAX: usize = 256;
+const STOP_TOKEN_IDS_MAX: usize = 256;
 
 /// Below this a temperature overflows logits where it should pick the best: taken for 0.
 const TEMPERATURE_MIN: f32 = 1e-5;
