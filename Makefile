@@ -65,10 +65,10 @@ test-gpu-build: kernels test-models ## Tests for a machine with a GPU and withou
 test-gpu: ## Run what test-gpu-build made in DIR=
 	cd $(DIR) && ./run.sh
 
-test-long: test-models services ## Long forms over SEEDS; the last output is in docs/test-long.txt
+test-long: test-models services kernels ## Long forms over SEEDS; the last output is in docs/test-long.txt
 	: > docs/test-long.txt
 	for seed in $(SEEDS); do \
-	  THALWEG_TEST_LONG=1 THALWEG_TEST_SEED=$$seed $(CARGO) test --workspace --locked --test 'e2e_*' --test faults -- --nocapture 2>&1 \
+	  THALWEG_TEST_LONG=1 THALWEG_TEST_SEED=$$seed $(WITH_NVCC) $(CARGO) test --workspace $(CUDA) --test 'e2e_*' --test faults -- --nocapture 2>&1 \
 	    | tee -a docs/test-long.txt || exit 1; done
 
 bench: release test-models ## Engine speed on both models, as JSON lines
