@@ -51,7 +51,8 @@ fn read(file: &Path) -> Result<Map<String, Value>, String> {
     if text.trim().is_empty() {
         return Ok(Map::new());
     }
-    serde_saphyr::from_str(&text).map_err(|error| error.to_string())
+    // Without the lines around the fault: a password may stand in one of them.
+    serde_saphyr::from_str(&text).map_err(|error| error.without_snippet().to_string())
 }
 
 /// The command with the settings as defaults, of the subcommand at `path` or of the flags of all.
@@ -173,6 +174,20 @@ mod tests {
         ] {
             let error = run(name, yaml, &[]).unwrap_err();
             assert!(error.contains(says), "{name}: {error:?} does not say {says:?}");
+        }
+    }
+
+    #[test]
+    fn a_broken_file_is_told_without_its_lines() {
+        for (name, yaml) in [
+            ("bracket", "model: redis://u:hush@h\nname: [x\n"),
+            ("quote", "model: \"redis://u:hush@h\nmax-seqs: 3\n"),
+            ("indent", "model: redis://u:hush@h\n  name: x\n"),
+            ("repeated", "model: m\nmodel: redis://u:hush@h\n"),
+            ("tab", "model: redis://u:hush@h\n\tname: x\n"),
+        ] {
+            let error = run(name, yaml, &[]).unwrap_err();
+            assert!(error.contains(name) && !error.contains("hush"), "{name}: {error}");
         }
     }
 

@@ -11,6 +11,8 @@ mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod ends;
+mod engines;
 mod hash_model;
 mod properties;
 mod streams;
