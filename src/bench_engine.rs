@@ -7,6 +7,7 @@ use anyhow::{Context, ensure};
 use futures::future::try_join_all;
 use thalweg_proto::block_hash::HashRoot;
 use thalweg_proto::ids::AttemptId;
+use thalweg_proto::value;
 use thalweg_worker::backend::BackendError;
 use thalweg_worker::config::WorkerConfig;
 use thalweg_worker::engine::{ChoiceState, Engine, EngineConfig, EngineHandle, EngineRequest, EngineStream};
@@ -24,19 +25,19 @@ pub(crate) struct Options {
     worker: WorkerConfig,
 
     /// Tokens of each prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = value::whole(1..=1u32 << 24))]
     prompt: u32,
 
     /// Tokens that each sequence puts out
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = value::whole(2..=1u32 << 24))]
     output: u32,
 
     /// Sequences at once
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value::whole(1..=4096u32))]
     batch: u32,
 
     /// Runs; the median of each figure is reported
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = value::whole(1..=1_000u32))]
     repeat: u32,
 
     /// Print one line of JSON

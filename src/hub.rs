@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use hf_hub::api::sync::{ApiBuilder, ApiRepo};
 use hf_hub::{Cache, Repo};
+use thalweg_model::checkpoint::{BareModel, Checkpoint};
+use thalweg_worker::config::{LoadFormat, WorkerConfig};
+
+use crate::options::BadOption;
 
 /// Files beside the weights that a checkpoint of safetensors needs, where the repository has them.
 const COMPANIONS: [&str; 6] = [
@@ -16,17 +20,40 @@ const COMPANIONS: [&str; 6] = [
     "chat_template.jinja",
 ];
 
+/// Opens the model where it is on this machine, so that a wrong one is told before anything listens. What only the hub knows
+/// is told when it is asked.
+pub(crate) fn check(config: &WorkerConfig) -> anyhow::Result<()> {
+    let path = PathBuf::from(&config.model);
+    let path = match HubId::parse(&config.model) {
+        _ if path.exists() => path,
+        None => return Err(unknown(&config.model)),
+        Some(id) if is_offline() => id.cached()?,
+        Some(_) => return Ok(()),
+    };
+    match config.gpu.load_format {
+        LoadFormat::Dummy => drop(BareModel::open(&path)?),
+        LoadFormat::Auto => drop(Checkpoint::open(&path)?),
+    }
+    Ok(())
+}
+
+fn unknown(reference: &str) -> anyhow::Error {
+    BadOption::because(format!(
+        "--model {reference}: no such file or folder, and no hub id (owner/name or owner/name:part-of-file)"
+    ))
+}
+
+fn is_offline() -> bool {
+    std::env::var("HF_HUB_OFFLINE").is_ok_and(|v| !["", "0", "false"].contains(&&*v.to_lowercase()))
+}
+
 /// The path of a model; downloads it first where it is a hub id that the cache does not have.
 pub(crate) async fn resolve(reference: &str) -> anyhow::Result<PathBuf> {
     let path = PathBuf::from(reference);
     if path.exists() {
         return Ok(path);
     }
-    let Some(id) = HubId::parse(reference) else {
-        bail!(
-            "--model {reference}: no such file or folder, and no hub id (owner/name or owner/name:part-of-file)"
-        );
-    };
+    let Some(id) = HubId::parse(reference) else { return Err(unknown(reference)) };
     tokio::task::spawn_blocking(move || id.fetch()).await?
 }
 
@@ -54,9 +81,7 @@ impl HubId {
     }
 
     fn fetch(&self) -> anyhow::Result<PathBuf> {
-        let offline =
-            std::env::var("HF_HUB_OFFLINE").is_ok_and(|v| !["", "0", "false"].contains(&&*v.to_lowercase()));
-        if offline { self.cached() } else { self.download() }
+        if is_offline() { self.cached() } else { self.download() }
     }
 
     /// What an earlier download left.

@@ -1,16 +1,17 @@
 //! `thalweg index`: looks into the cache index in Redis.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Write as _;
 
 use anyhow::{Context, ensure};
 use serde_json::json;
-use thalweg_cache_index::RedisConfig;
-use thalweg_cache_index::redis::inspect::{self, WorkerSummary};
+use thalweg_cache_index::redis::inspect::{self, Found, WorkerSummary};
+use thalweg_cache_index::{RedisConfig, RedisIndexError};
 use thalweg_proto::ids::WorkerId;
+use thalweg_proto::value;
 
-use crate::options::IndexOptions;
+use crate::options::{BadOption, IndexOptions};
 
 /// Flags of `thalweg index`.
 #[derive(clap::Args)]
@@ -33,11 +34,11 @@ struct WhoHas {
     index: IndexOptions,
 
     /// Keys of blocks: 16 hexadecimal digits, the first 8 bytes of a block's hash as a little-endian number
-    #[arg(value_name = "BLOCK", required_unless_present = "worker", value_parser = block)]
+    #[arg(value_name = "BLOCK", value_parser = block)]
     blocks: Vec<u64>,
 
     /// Count the blocks of this worker instead
-    #[arg(long, value_name = "ID", conflicts_with = "blocks")]
+    #[arg(long, value_name = "ID", conflicts_with = "blocks", value_parser = value::name)]
     worker: Option<String>,
 
     /// Print one line of JSON
@@ -51,7 +52,7 @@ struct Top {
     index: IndexOptions,
 
     /// Lines at most
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = value::whole(1..=1_000_000usize))]
     limit: usize,
 
     /// Print one line of JSON
@@ -60,34 +61,49 @@ struct Top {
 }
 
 pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
-    let text = match options.what {
+    let (text, unreadable) = match options.what {
         What::WhoHas(options) => who_has(options).await?,
         What::Top(options) => top(options).await?,
     };
-    std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write the answer")
+    std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write the answer")?;
+    for (key, error) in &unreadable {
+        tracing::warn!(key, %error, "a key of the index cannot be read");
+    }
+    ensure!(
+        unreadable.is_empty(),
+        "{} keys of the index could not be read: the answer lacks them",
+        unreadable.len()
+    );
+    Ok(())
 }
 
-async fn who_has(options: WhoHas) -> anyhow::Result<String> {
+/// What is said on stdout, and what it lacks.
+type Answer = (String, BTreeMap<String, RedisIndexError>);
+
+async fn who_has(options: WhoHas) -> anyhow::Result<Answer> {
     let config = redis(&options.index)?;
     if let Some(worker) = &options.worker {
-        ensure!(!worker.is_empty(), "--worker: must not be empty");
         let held = inspect::blocks_of(&config, &WorkerId::new(worker.as_str())).await?;
         let held = held.with_context(|| format!("the index knows no worker {worker:?}"))?.len();
-        return Ok(match options.json {
+        let text = match options.json {
             true => format!("{}\n", json!({ "worker": worker, "blocks": held })),
             false => format!("{worker} holds {held} blocks\n"),
-        });
+        };
+        return Ok((text, BTreeMap::new()));
+    }
+    if options.blocks.is_empty() {
+        return Err(BadOption::because("which blocks? Name some, or a --worker"));
     }
     let asked: BTreeSet<u64> = options.blocks.into_iter().collect();
-    let holders = inspect::holders(&config, &asked).await?;
-    let mut text = String::new();
+    let Found { read: holders, unreadable } = inspect::holders(&config, &asked).await?;
     if options.json {
         let lines = holders.iter().map(|(worker, held)| {
             let blocks: Vec<String> = held.iter().map(|key| format!("{key:016x}")).collect();
             json!({ "worker": worker.as_str(), "blocks": blocks })
         });
-        return Ok(format!("{}\n", serde_json::Value::from_iter(lines)));
+        return Ok((format!("{}\n", serde_json::Value::from_iter(lines)), unreadable));
     }
+    let mut text = String::new();
     for (worker, held) in &holders {
         let missing: Vec<String> = asked.difference(held).map(|key| format!("{key:016x}")).collect();
         let but = if missing.is_empty() { String::new() } else { format!(", not {}", missing.join(" ")) };
@@ -96,16 +112,17 @@ async fn who_has(options: WhoHas) -> anyhow::Result<String> {
     if holders.is_empty() {
         writeln!(text, "no worker holds any of them")?;
     }
-    Ok(text)
+    Ok((text, unreadable))
 }
 
-async fn top(options: Top) -> anyhow::Result<String> {
-    let mut workers = inspect::workers(&redis(&options.index)?).await?;
+async fn top(options: Top) -> anyhow::Result<Answer> {
+    let Found { read: mut workers, unreadable } = inspect::workers(&redis(&options.index)?).await?;
     workers.sort_by(|a, b| b.blocks.cmp(&a.blocks).then_with(|| a.worker.cmp(&b.worker)));
     let all = workers.len();
     workers.truncate(options.limit);
     if options.json {
-        return Ok(format!("{}\n", serde_json::Value::from_iter(workers.iter().map(as_json))));
+        let lines = workers.iter().map(as_json);
+        return Ok((format!("{}\n", serde_json::Value::from_iter(lines)), unreadable));
     }
     let mut text = format!(
         "{:<32} {:>12} {:>20} {:>6} {:>12} {:>10}\n",
@@ -120,7 +137,7 @@ async fn top(options: Top) -> anyhow::Result<String> {
     if all > workers.len() {
         writeln!(text, "{} more", all - workers.len())?;
     }
-    Ok(text)
+    Ok((text, unreadable))
 }
 
 fn as_json(summary: &WorkerSummary) -> serde_json::Value {
@@ -135,10 +152,14 @@ fn as_json(summary: &WorkerSummary) -> serde_json::Value {
 }
 
 fn redis(options: &IndexOptions) -> anyhow::Result<RedisConfig> {
-    options.redis()?.context("--index redis://..: an index in memory can only be seen by its own process")
+    let in_memory =
+        || BadOption::because("--index redis://..: an index in memory can only be seen by its own process");
+    options.redis()?.ok_or_else(in_memory)
 }
 
 fn block(text: &str) -> Result<u64, String> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
-    u64::from_str_radix(digits, 16).map_err(|error| error.to_string())
+    let hexadecimal = (1..=16).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    let key = u64::from_str_radix(digits, 16).ok().filter(|_| hexadecimal);
+    key.ok_or_else(|| "expected 1 to 16 hexadecimal digits".to_owned())
 }

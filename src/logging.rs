@@ -5,11 +5,12 @@ use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 use crate::options::{Global, LogFormat};
+use crate::redact;
 
 /// Starts logging for the rest of the process.
 pub(crate) fn start(global: &Global) {
-    let (filter, problem) = filter(&global.log_level);
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let (filter, problem) = filter(global);
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| redact::Stderr);
     match global.log_format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_target(false).init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),
@@ -19,16 +20,13 @@ pub(crate) fn start(global: &Global) {
     }
 }
 
-/// RUST_LOG, else the flag, else `info` with a complaint.
-fn filter(level: &str) -> (EnvFilter, Option<String>) {
-    let (source, wanted) = match std::env::var("RUST_LOG") {
-        Ok(wanted) if !wanted.is_empty() => ("RUST_LOG", wanted),
-        _ => ("--log-level", level.to_owned()),
-    };
-    match EnvFilter::try_new(&wanted) {
-        Ok(filter) => (filter, None),
-        Err(error) => {
-            (EnvFilter::new("info"), Some(format!("{source} {wanted:?}: {error}; logging at info")))
+/// RUST_LOG, which other programs read too and which hence ends none, else the flag.
+fn filter(global: &Global) -> (EnvFilter, Option<&'static str>) {
+    match std::env::var("RUST_LOG").map(|wanted| (EnvFilter::try_new(&wanted), wanted)) {
+        Ok((Ok(filter), wanted)) if !wanted.is_empty() => (filter, None),
+        Ok((Err(_), _)) => {
+            (global.log_level.build(), Some("RUST_LOG is no filter; logging as --log-level says"))
         }
+        _ => (global.log_level.build(), None),
     }
 }

@@ -8,6 +8,7 @@ mod hub;
 mod index;
 mod logging;
 mod options;
+mod redact;
 mod router;
 mod settings;
 mod shutdown;
@@ -18,6 +19,12 @@ mod worker;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use thalweg_loadtest::LoadError;
+use thalweg_proto::trust::TrustError;
+use thalweg_router::error::RouterStartError;
+use thalweg_worker::worker::StartError;
+
+use crate::options::BadOption;
 
 /// A distributed LLM serving cluster: OpenAI-compatible router and workers with a paged KV cache
 #[derive(Parser)]
@@ -54,7 +61,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{}", explain(&error));
-            ExitCode::FAILURE
+            exit_code(&error)
         }
     }
 }
@@ -73,6 +80,21 @@ fn run(command: Command) -> anyhow::Result<()> {
     // What is worth waiting for has been awaited; a model that is still being read is not.
     runtime.shutdown_background();
     result
+}
+
+/// 2 where an option is at fault, as for those that cannot be parsed; 1 for all else.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    let is_option = |cause: &(dyn std::error::Error + 'static)| {
+        cause.is::<BadOption>()
+            || cause.is::<TrustError>()
+            || matches!(
+                cause.downcast_ref(),
+                Some(RouterStartError::Config { .. } | RouterStartError::Trust(_))
+            )
+            || matches!(cause.downcast_ref(), Some(StartError::Config { .. }))
+            || matches!(cause.downcast_ref(), Some(LoadError::Plan { .. }))
+    };
+    if error.chain().any(is_option) { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
 /// The error and its causes in one line, without what has been said already.

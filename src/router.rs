@@ -4,12 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::ensure;
 use thalweg_membership::{EtcdMembership, GrpcAddress, Membership, Record, StaticMembership};
 use thalweg_router::config::RouterConfig;
 use thalweg_router::router::Router;
 
-use crate::options::{IndexOptions, MembershipOptions, TrustOptions};
+use crate::options::{BadOption, IndexOptions, MembershipOptions, TrustOptions};
 use crate::shutdown::Signals;
 use crate::worker::host_name;
 
@@ -36,20 +35,21 @@ pub(crate) struct Options {
 /// Serves until a signal.
 pub(crate) async fn run(mut options: Options) -> anyhow::Result<()> {
     let etcd = options.membership.open()?;
-    ensure!(
-        etcd.is_some() || !options.worker.is_empty(),
-        "--worker: at least one is needed, such as --worker grpc://127.0.0.1:50061, or --membership etcd://host:2379"
-    );
-    ensure!(
-        etcd.is_none() || options.worker.is_empty(),
-        "--worker and --membership etcd:// exclude each other: workers register themselves in etcd"
-    );
-    options.router.trust = options.trust.config();
-    let id = &mut options.router.router_id;
-    if id.is_empty() {
-        *id = new_id();
+    let contradiction = match (etcd.is_some(), options.worker.is_empty()) {
+        (false, true) => Some(
+            "--worker: at least one is needed, such as --worker grpc://127.0.0.1:50061, or --membership \
+             etcd://host:2379",
+        ),
+        (true, false) => {
+            Some("--worker and --membership etcd:// exclude each other: workers register themselves in etcd")
+        }
+        _ => None,
+    };
+    if let Some(text) = contradiction {
+        return Err(BadOption::because(text));
     }
-    let id = id.clone();
+    options.router.trust = options.trust.config()?;
+    let id = options.router.router_id.get_or_insert_with(new_id).clone();
     let mut signals = Signals::listen()?;
     let membership: Arc<dyn Membership> = match &etcd {
         Some(etcd) => Arc::new(EtcdMembership::follow(etcd, &id)),
@@ -67,7 +67,8 @@ pub(crate) async fn run(mut options: Options) -> anyhow::Result<()> {
             registration.deregister().await;
         }
     };
-    signals.during(async { tokio::join!(router.shutdown(), leave).0 }).await;
+    let cut_short = router.cut_short();
+    signals.during(async { tokio::join!(router.shutdown(), leave).0 }, || cut_short.cancel()).await;
     Ok(())
 }
 

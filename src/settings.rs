@@ -1,5 +1,7 @@
-//! Flags over environment over YAML file over defaults. The file's keys are flag names, so there is one list of settings:
-//! what is no flag of the subcommand is refused by name.
+//! Flags over environment over YAML file over defaults. The file's keys are flag names and so are the variables, so there
+//! is one list of settings: what is no flag of the subcommand is refused by name.
+//!
+//! A value that cannot be parsed is never repeated: a secret may have landed in the wrong place.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,6 +10,12 @@ use clap::builder::OsStr;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, CommandFactory, Error, FromArgMatches};
 use serde_json::{Map, Value};
+
+use crate::redact;
+
+mod refusal;
+
+use refusal::{Place, is_flag, refuse_userinfo, without_values};
 
 /// Parses this process's arguments.
 pub(crate) fn parse<P: CommandFactory + FromArgMatches>() -> Result<P, Error> {
@@ -18,19 +26,40 @@ fn parse_from<P: CommandFactory + FromArgMatches>(
     args: impl IntoIterator<Item = OsString>,
 ) -> Result<P, Error> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let mut command = P::command();
+    let mut command = with_variables(P::command(), "");
     let glance = command.clone().ignore_errors(true).try_get_matches_from(&args);
-    if let Some((file, path)) = glance.ok().and_then(|matches| config_file(&matches)) {
-        let settings = read(Path::new(&file)).map_err(|text| failure(&mut command, &file, &text))?;
+    let (file, path) = glance.map(|matches| chosen(&matches)).unwrap_or_default();
+    if let Some(file) = &file {
+        let settings = read(Path::new(file)).map_err(|text| failure(&mut command, file, &text))?;
         command = with_defaults(command, &path, &settings)
-            .map_err(|text| failure(&mut P::command(), &file, &text))?;
+            .map_err(|text| failure(&mut P::command(), file, &text))?;
     }
-    let mut matches = command.try_get_matches_from_mut(&args)?;
+    let place = Place { args: &args, file: file.as_deref() };
+    let matches = command.clone().try_get_matches_from(&args);
+    let mut matches = matches.map_err(|error| without_values(error, &mut command, &path, &place))?;
+    refuse_userinfo(&mut command, &matches, &place)?;
     P::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 
+/// Every flag has a variable: THALWEG_ and its name, with the tool's name before it where it is a tool's own. Help shows
+/// none of their values.
+fn with_variables(command: Command, tool: &str) -> Command {
+    let command = command.mut_args(|arg| {
+        let arg = arg.hide_env_values(true);
+        let own = arg.get_long().filter(|_| arg.get_env().is_none() && !arg.is_hide_set());
+        match own.map(|long| format!("THALWEG_{tool}{}", long.replace('-', "_").to_uppercase())) {
+            Some(variable) => arg.env(variable),
+            None => arg,
+        }
+    });
+    command.mut_subcommands(|sub| {
+        let own = format!("{}_", sub.get_name().to_uppercase());
+        with_variables(sub, if tool.is_empty() { &own } else { tool })
+    })
+}
+
 /// File of `--config`, and the subcommands that were chosen.
-fn config_file(matches: &ArgMatches) -> Option<(String, Vec<String>)> {
+fn chosen(matches: &ArgMatches) -> (Option<String>, Vec<String>) {
     let (mut level, mut path) = (matches, Vec::new());
     let mut file = None;
     loop {
@@ -41,7 +70,7 @@ fn config_file(matches: &ArgMatches) -> Option<(String, Vec<String>)> {
                 path.push(name.to_owned());
                 level = below;
             }
-            None => return file.map(|file| (file, path)),
+            None => return (file, path),
         }
     }
 }
@@ -51,8 +80,14 @@ fn read(file: &Path) -> Result<Map<String, Value>, String> {
     if text.trim().is_empty() {
         return Ok(Map::new());
     }
-    // Without the lines around the fault: a password may stand in one of them.
-    serde_saphyr::from_str(&text).map_err(|error| error.without_snippet().to_string())
+    // Where, but not what: the parser's own words may repeat a value.
+    serde_saphyr::from_str(&text).map_err(|error| {
+        let error = error.without_snippet();
+        let place = error.location().map_or_else(String::new, |at| format!(" in line {}", at.line()));
+        format!(
+            "it is no YAML of settings{place}; expected a line `flag: value` for each, and each flag once"
+        )
+    })
 }
 
 /// The command with the settings as defaults, of the subcommand at `path` or of the flags of all.
@@ -62,8 +97,8 @@ fn with_defaults(
     settings: &Map<String, Value>,
 ) -> Result<Command, String> {
     settings.iter().try_fold(command, |command, (key, value)| {
-        let values =
-            texts(value).ok_or_else(|| format!("{key:?} must be a text, number, boolean or list of them"))?;
+        let values = texts(value)
+            .ok_or_else(|| format!("{} must be a text, number, boolean or list of them", key_of(key)))?;
         with_default(command, path, key, values)
     })
 }
@@ -72,12 +107,18 @@ fn with_default(command: Command, path: &[String], key: &str, values: Vec<OsStr>
     let flag = key.replace('_', "-");
     let known = command.get_arguments().find(|arg| arg.get_long() == Some(&*flag) && flag != "config");
     if let Some(id) = known.map(|arg| arg.get_id().clone()) {
-        return Ok(command.mut_arg(id, |arg| arg.required(false).default_values(values)));
+        // Help would show the values.
+        let set = |arg: clap::Arg| {
+            let takes_values = arg.get_action().takes_values();
+            arg.required(false).default_values(values).hide_default_value(takes_values)
+        };
+        return Ok(command.mut_arg(id, set));
     }
     let Some((name, below)) = path.split_first() else {
         let name = command.get_name();
         return Err(format!(
-            "unknown key {key:?}; keys are the flags of `thalweg {name} --help` without dashes"
+            "unknown key {}; keys are the flags of `thalweg {name} --help` without dashes",
+            key_of(key)
         ));
     };
     let mut result = Ok(());
@@ -103,8 +144,13 @@ fn texts(value: &Value) -> Option<Vec<OsStr>> {
     }
 }
 
+/// A key as messages show it: what is not of a flag's shape may be a value.
+fn key_of(key: &str) -> String {
+    if is_flag(key) { format!("{key:?}") } else { "that is no flag's name".to_owned() }
+}
+
 fn failure(command: &mut Command, file: &str, text: &str) -> Error {
-    command.error(ErrorKind::InvalidValue, format!("{file}: {text}"))
+    command.error(ErrorKind::InvalidValue, redact::userinfo(&format!("{file}: {text}")))
 }
 
 #[cfg(test)]
@@ -169,7 +215,7 @@ mod tests {
             ("null", "model:\n", "\"model\" must be"),
             ("list", "- model\n", "list.yaml"),
             ("twice", "model: m\nmodel: n\n", "twice.yaml"),
-            ("value", "model: m\nmax-seqs: many\n", "'many' for '--max-seqs"),
+            ("value", "model: m\nmax-seqs: many\n", "--max-seqs <MAX_SEQS> (file "),
             ("missing", "max-seqs: 3\n", "--model"),
         ] {
             let error = run(name, yaml, &[]).unwrap_err();
@@ -195,5 +241,37 @@ mod tests {
     fn a_subcommand_without_flags_takes_only_those_of_all() {
         let Root { sub, .. } = parse_from::<Root>(["thalweg", "other"].map(OsString::from)).unwrap();
         assert!(matches!(sub, Sub::Other));
+    }
+
+    #[test]
+    fn every_flag_is_a_variable_and_a_key() {
+        fn visit(command: &Command, path: &[String], seen: &mut usize) {
+            for arg in command
+                .get_arguments()
+                .filter(|arg| !["config", "as-worker"].contains(&arg.get_long().unwrap_or("config")))
+            {
+                let long = arg.get_long().unwrap_or_default();
+                let name = long.replace('-', "_").to_uppercase();
+                let expected = [format!("THALWEG_{name}")].into_iter();
+                let tools = path.first().map(|tool| format!("THALWEG_{}_{name}", tool.to_uppercase()));
+                let variable = arg.get_env().and_then(|name| name.to_str()).unwrap_or_default();
+                assert!(
+                    expected.chain(tools).any(|name| name == variable),
+                    "{path:?} --{long}: {variable:?}"
+                );
+                for key in [long.to_owned(), long.replace('-', "_")] {
+                    let root = with_variables(crate::Cli::command(), "");
+                    with_default(root, path, &key, vec!["x".into()]).unwrap_or_else(|e| panic!("{key}: {e}"));
+                }
+                *seen += 1;
+            }
+            for sub in command.get_subcommands() {
+                let path: Vec<String> = path.iter().cloned().chain([sub.get_name().to_owned()]).collect();
+                visit(sub, &path, seen);
+            }
+        }
+        let mut seen = 0;
+        visit(&with_variables(crate::Cli::command(), ""), &[], &mut seen);
+        assert!(seen > 150, "{seen}");
     }
 }

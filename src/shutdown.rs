@@ -1,6 +1,11 @@
-//! The choreography of an end: the first signal drains, the second does not wait.
+//! The choreography of an end: the first signal drains, the second cuts that short, the third does not wait.
+
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// How long an end that was cut short may take.
+const CUT_SHORT_MAX: Duration = Duration::from_secs(5);
 
 /// Termination signals of this process, from now on.
 pub(crate) struct Signals {
@@ -22,14 +27,21 @@ impl Signals {
         }
     }
 
-    /// Runs `drain` to its end, unless a further signal ends the process at once.
-    pub(crate) async fn during(mut self, drain: impl Future<Output = ()>) {
+    /// Runs `drain` to its end. A further signal calls `cut_short`, with which it should end soon; one more ends the process at
+    /// once.
+    pub(crate) async fn during(mut self, drain: impl Future<Output = ()>, cut_short: impl FnOnce()) {
+        tokio::pin!(drain);
+        let name = tokio::select! {
+            () = &mut drain => return,
+            name = self.next() => name,
+        };
+        tracing::warn!(signal = name, "second signal, what still runs is cut off");
+        cut_short();
         tokio::select! {
-            () = drain => {}
-            name = self.next() => {
-                tracing::warn!(signal = name, "second signal, exiting at once");
-                std::process::exit(1);
-            }
+            ended = tokio::time::timeout(CUT_SHORT_MAX, drain) => if ended.is_ok() { return },
+            _ = self.next() => {}
         }
+        tracing::warn!("exiting at once");
+        std::process::exit(1);
     }
 }

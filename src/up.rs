@@ -12,11 +12,13 @@ use thalweg_cache_index::{CacheIndex, MemoryIndex};
 use thalweg_membership::StaticMembership;
 use thalweg_proto::ids::WorkerId;
 use thalweg_proto::trust::TrustConfig;
+use thalweg_proto::value;
 use thalweg_router::config::RouterConfig;
 use thalweg_router::router::{Router, RunningRouter};
 use thalweg_worker::config::WorkerConfig;
 use thalweg_worker::worker::{RunningWorker, Worker, WorkerAddress, gpus};
 
+use crate::hub;
 use crate::shutdown::Signals;
 use crate::up_processes::{self, Change, WorkerProcesses};
 use crate::worker::load;
@@ -30,7 +32,7 @@ pub(crate) struct Options {
     /// Workers. On the CPU they share the weights and divide --threads, and there are 2 by default; by default there is one for
     /// each GPU
     #[arg(long, env = "THALWEG_WORKERS", value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(value_parser = value::whole(1..=256u16))]
     workers: Option<u16>,
 
     /// Give each worker a process of its own, as workers on GPUs always have: one that crashes is started again
@@ -55,6 +57,8 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         return up_processes::serve(number, &options.worker, drain_timeout).await;
     }
     let config = options.worker.clone();
+    tokio::task::spawn_blocking(move || hub::check(&config)).await??;
+    let config = options.worker.clone();
     match tokio::task::spawn_blocking(move || gpus(&config)).await?? {
         0 if !options.worker_processes => in_process(options, drain_timeout).await,
         gpus => in_processes(options, gpus, drain_timeout).await,
@@ -78,11 +82,12 @@ async fn in_processes(options: Options, gpus: usize, drain_timeout: Duration) ->
             None
         }
     };
+    let cut_short = router.cut_short();
     let shutdown = async {
         router.shutdown().await;
         workers.shutdown(drain_timeout).await;
     };
-    signals.during(shutdown).await;
+    signals.during(shutdown, || cut_short.cancel()).await;
     ensure!(failure.is_none(), "{}", failure.unwrap_or_default());
     Ok(())
 }
@@ -122,7 +127,7 @@ async fn in_process(options: Options, drain_timeout: Duration) -> anyhow::Result
     let mut signals = Signals::listen()?;
     let index: Arc<dyn CacheIndex> = Arc::new(MemoryIndex::new());
     let membership = Arc::new(StaticMembership::new([]));
-    // First, so that an address in use is told before the model is read.
+    // Before the weights are read, so that an address in use is told at once.
     let router = RouterConfig { starts_workers: true, ..options.router };
     let router = Router::start(router, Arc::clone(&membership) as _, Arc::clone(&index)).await?;
     let (workers, model) = tokio::select! {
@@ -140,7 +145,13 @@ async fn in_process(options: Options, drain_timeout: Duration) -> anyhow::Result
             None
         }
     };
-    signals.during(shutdown(router, workers, drain_timeout)).await;
+    let cut_short = router.cut_short();
+    let engines: Vec<_> = workers.iter().map(|worker| worker.engine().clone()).collect();
+    let at_once = || {
+        cut_short.cancel();
+        engines.iter().for_each(|engine| engine.stop());
+    };
+    signals.during(shutdown(router, workers, drain_timeout), at_once).await;
     ensure!(failure.is_none(), "an engine failed: {}", failure.unwrap_or_default());
     Ok(())
 }

@@ -227,7 +227,7 @@ pub(crate) async fn serve(
         _ = &mut orphaned => None,
         _ = signals.next() => None,
     };
-    signals.during(worker.shutdown(drain_timeout)).await;
+    signals.during(worker.shutdown(drain_timeout), || engine.stop()).await;
     ensure!(failure.is_none(), "the engine failed: {}", failure.unwrap_or_default());
     Ok(())
 }

@@ -11,7 +11,7 @@ use thalweg_worker::config::{WorkerConfig, WorkerPlace};
 use thalweg_worker::worker::{RunningWorker, SharedModel, Worker, WorkerAddress};
 
 use crate::hub;
-use crate::options::{IndexOptions, MembershipOptions, TrustOptions};
+use crate::options::{BadOption, IndexOptions, MembershipOptions, TrustOptions};
 use crate::shutdown::Signals;
 
 /// Flags of `thalweg worker`.
@@ -32,7 +32,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     trust: TrustOptions,
 
-    /// Where routers reach this worker, as it is told to etcd. Default: the --grpc address
+    /// Where routers reach this worker, as it is told to etcd alone. Default: the --grpc address
     #[arg(long, env = "THALWEG_ADVERTISE", value_name = "HOST:PORT", value_parser = advertised)]
     advertise: Option<GrpcAddress>,
 }
@@ -40,14 +40,15 @@ pub(crate) struct Options {
 /// Serves until a signal or until the engine fails.
 pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
-    let address = address(&options.place, options.trust.config())?;
+    let address = address(&options.place, options.trust.config()?)?;
     let etcd = options.membership.open()?;
-    ensure!(
-        etcd.is_none() || options.advertise.is_some() || !address.grpc.ip().is_unspecified(),
-        "--grpc {}: routers cannot reach a worker at this address; pass --advertise HOST:PORT with the one that leads \
-         here",
-        address.grpc
-    );
+    if etcd.is_some() && options.advertise.is_none() && address.grpc.ip().is_unspecified() {
+        return Err(BadOption::because(format!(
+            "--grpc {}: routers cannot reach a worker at this address; pass --advertise HOST:PORT with the one that \
+             leads here",
+            address.grpc
+        )));
+    }
     // Before the model, so that a wrong flag is told at once.
     let index = options.index.open()?;
     let config = options.worker;
@@ -76,8 +77,8 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
             None
         }
     };
-    let timeout = Duration::from_secs(options.place.drain_timeout);
-    signals.during(leave(worker, registration, failure.is_some(), timeout)).await;
+    let timeout = options.place.drain_timeout;
+    signals.during(leave(worker, registration, failure.is_some(), timeout), || engine.stop()).await;
     ensure!(failure.is_none(), "the engine failed: {}", failure.unwrap_or_default());
     Ok(())
 }
@@ -123,15 +124,15 @@ pub(crate) async fn load(config: &WorkerConfig, workers: usize) -> anyhow::Resul
 }
 
 fn address(place: &WorkerPlace, trust: TrustConfig) -> anyhow::Result<WorkerAddress> {
-    ensure!(
-        place.grpc.ip().is_loopback() || trust.is_set() || place.insecure,
-        "--grpc {}: other hosts reach this address: pass --tls-cert-file, --tls-key-file and --tls-ca-file, or \
-         --cluster-token-file, so that strangers are refused; --insecure if the network keeps them out; or bind to \
-         127.0.0.1",
-        place.grpc
-    );
+    if !(place.grpc.ip().is_loopback() || trust.is_set() || place.insecure) {
+        return Err(BadOption::because(format!(
+            "--grpc {}: other hosts reach this address: pass --tls-cert-file, --tls-key-file and --tls-ca-file, or \
+             --cluster-token-file, so that strangers are refused; --insecure if the network keeps them out; or bind to \
+             127.0.0.1",
+            place.grpc
+        )));
+    }
     let id = place.worker_id.clone().unwrap_or_else(|| default_id(place.grpc.port()));
-    ensure!(!id.is_empty(), "--worker-id: must not be empty");
     Ok(WorkerAddress { id: WorkerId::new(id), grpc: place.grpc, metrics: place.metrics, trust })
 }
 

@@ -52,7 +52,7 @@ fn refused(mut command: Command, code: i32, says: &[&str]) {
 
 #[test]
 fn models_that_cannot_be_read_are_named() {
-    refused(worker(Path::new("/nonexistent/m.gguf"), &[]), 1, &["/nonexistent/m.gguf", "no such file"]);
+    refused(worker(Path::new("/nonexistent/m.gguf"), &[]), 2, &["/nonexistent/m.gguf", "no such file"]);
     refused(worker(Path::new("owner/name"), &[]), 1, &["owner/name", "HF_HUB_OFFLINE"]);
     refused(worker(&scratch("empty.gguf", b""), &[]), 1, &["empty.gguf"]);
     refused(worker(&scratch("text.gguf", b"no model at all"), &[]), 1, &["text.gguf"]);
@@ -98,8 +98,8 @@ fn what_does_not_fit_is_refused_with_numbers() {
     let too_little =
         thalweg(&["worker", "--model", model.to_str().unwrap(), flag, "64KiB", "--max-model-len", "2048"]);
     refused(too_little, 1, &["2048 tokens", flag, "--max-model-len"]);
-    refused(worker(&model, &["--max-model-len", "10000000"]), 1, &["--max-model-len 10000000", "tokens"]);
-    refused(worker(&model, &["--tensor-parallel-size", "2"]), 1, &["--tensor-parallel-size 2"]);
+    refused(worker(&model, &["--max-model-len", "10000000"]), 2, &["--max-model-len 10000000", "tokens"]);
+    refused(worker(&model, &["--tensor-parallel-size", "2"]), 2, &["--tensor-parallel-size", "from 1 to 1"]);
 }
 
 #[test]
@@ -118,14 +118,14 @@ fn ports_in_use_are_named() {
 #[test]
 fn flags_that_cannot_work_are_refused() {
     let model = models::smollm2();
-    refused(worker(&model, &["--index", "memcached"]), 1, &["--index", "memory", "redis://"]);
-    refused(worker(&model, &["--membership", "kubernetes"]), 1, &["--membership", "static", "etcd://"]);
-    refused(worker(&model, &["--engine", "sim"]), 1, &["--profile"]);
+    refused(worker(&model, &["--index", "memcached"]), 2, &["--index", "memory", "redis://"]);
+    refused(worker(&model, &["--membership", "kubernetes"]), 2, &["--membership", "static", "etcd://"]);
+    refused(worker(&model, &["--engine", "sim"]), 2, &["--profile"]);
     // With the CUDA backend and without it, on a machine without a GPU.
     let says = if cfg!(feature = "cuda") { "libcuda" } else { "--features cuda" };
     refused(worker(&model, &["--device", "cuda"]), 1, &[says]);
-    refused(worker(&model, &["--grpc", "0.0.0.0:0"]), 1, &["--grpc 0.0.0.0:0", "--insecure"]);
-    refused(thalweg(&["router"]), 1, &["--worker"]);
+    refused(worker(&model, &["--grpc", "0.0.0.0:0"]), 2, &["--grpc 0.0.0.0:0", "--insecure"]);
+    refused(thalweg(&["router"]), 2, &["--worker"]);
     refused(thalweg(&["router", "--worker", "http://x"]), 2, &["--worker", "grpc://host:port"]);
     refused(thalweg(&["serve"]), 2, &["serve"]);
 }
@@ -141,7 +141,7 @@ fn unknown_keys_of_a_settings_file_are_refused_by_name() {
     let nested = settings("nested.yaml", "model: {path: m}\n");
     refused(with(&nested), 2, &["nested.yaml", "model"]);
     let bad = settings("bad.yaml", "model: m\nmax-num-seqs: many\n");
-    refused(with(&bad), 2, &["many", "--max-num-seqs"]);
+    refused(with(&bad), 2, &["--max-num-seqs", "from 1 to 4096", "bad.yaml"]);
     refused(with(&settings("broken.yaml", "model: [m\n")), 2, &["broken.yaml"]);
     refused(with("/nonexistent.yaml"), 2, &["/nonexistent.yaml"]);
 }
@@ -171,4 +171,167 @@ async fn a_worker_serves_metrics_and_health_and_ends_with_0_on_sigterm() {
     assert_eq!(metrics.sum("vllm:num_requests_running", "model_name=\"tiny\""), Some(0.0));
     assert_eq!(http.get("/nothing").await.status.as_u16(), 404);
     worker.stop();
+}
+
+/// Needs of a subcommand beside the option that is looked at.
+const ROUTER: &[&str] = &["router", "--worker=grpc://127.0.0.1:1", "--http=127.0.0.1:0"];
+const WORKER: &[&str] = &["worker", "--model=/nonexistent"];
+const UP: &[&str] = &["up", "--model=/nonexistent"];
+const SERVE: &[&str] = &["bench", "serve", "--url=http://127.0.0.1:1"];
+const ENGINE: &[&str] = &["bench", "engine", "--model=/nonexistent"];
+const TOP: &[&str] = &["index", "top", "--index=redis://127.0.0.1:1"];
+const WHO_HAS: &[&str] = &["index", "who-has", "--index=redis://127.0.0.1:1"];
+
+const WHOLE: &[&str] = &["0", "-1", "1.5", "many", "", "nan", "inf", "99999999999999999999999"];
+const FROM_0: &[&str] = &["-1", "1.5", "many", "", "nan", "inf", "99999999999999999999999"];
+const TIME: &[&str] = &["0", "0.0000001", "-1", "nan", "inf", "-inf", "1e300", "31536001", "5s", ""];
+const TIME_FROM_0: &[&str] = &["-1", "nan", "inf", "1e300", "31536001", "5s", ""];
+const NAMES: &[&str] = &["", " ", "a b", "a\nb", "a\u{7}b", "a/b", "\u{17e}"];
+const FILES: &[&str] = &["/nonexistent/file", "/", ""];
+
+#[test]
+fn values_out_of_range_are_refused_by_name_and_range() {
+    let long = "x".repeat(300);
+    let labels = ["", " ", "a\nb", "a\u{7}b", " a", &long];
+    let table: [(&[&[&str]], &str, &[&str], &str); 61] = [
+        (&[ROUTER, UP], "queue-timeout", TIME, "seconds from 0.001 to 31536000"),
+        (&[ROUTER], "request-timeout", TIME, "seconds from 0.001"),
+        (&[ROUTER], "client-stall-timeout", TIME, "seconds from 0.001"),
+        (&[ROUTER], "connect-timeout", TIME, "seconds from 0.001"),
+        (&[ROUTER], "sse-keep-alive", TIME_FROM_0, "seconds from 0 to 31536000"),
+        (&[ROUTER], "drain-delay", TIME_FROM_0, "seconds from 0"),
+        (&[ROUTER, WORKER, UP], "drain-timeout", TIME_FROM_0, "seconds from 0"),
+        (&[ROUTER], "body-bytes-max", WHOLE, "from 1 to 1099511627776"),
+        (&[ROUTER], "queue-requests-max", WHOLE, "from 1 to 1000000"),
+        (&[ROUTER], "queue-tokens-max", WHOLE, "from 1 to 1000000000000"),
+        (&[ROUTER], "tenant-requests-max", WHOLE, "from 1 to 1000000"),
+        (&[ROUTER], "tenant-tokens-max", WHOLE, "from 1 to 1000000000000"),
+        (&[ROUTER], "attempts-max", WHOLE, "from 1 to 100"),
+        (&[ROUTER], "resumes-max", FROM_0, "from 0 to 100"),
+        (&[ROUTER], "choices-max", WHOLE, "from 1 to 4096"),
+        (&[ROUTER], "stream-buffer-bytes-max", WHOLE, "from 1 to 1099511627776"),
+        (&[ROUTER], "harm-weight", &["-1", "nan", "inf", "1001", ""], "a number from 0 to 1000"),
+        (&[ROUTER], "router-seed", FROM_0, "whole number from 0"),
+        (&[ROUTER], "router-id", NAMES, "ASCII letters"),
+        (&[ROUTER], "worker-header", &["", "2", "maybe"], "true, false"),
+        (&[ROUTER], "policy", &["", "best"], "round_robin"),
+        (&[ROUTER], "http", &["", "localhost:80", "127.0.0.1", "127.0.0.1:70000"], "127.0.0.1:8080"),
+        (
+            &[ROUTER],
+            "worker",
+            &["", "127.0.0.1:1", "grpc://h", "grpc://h:0", "grpc://:1"],
+            "grpc://host:port",
+        ),
+        (&[ROUTER, WORKER], "index", &["", "memcached", "redis://", "redis://h/x"], "redis://"),
+        (&[ROUTER, WORKER], "membership", &["", "dynamic", "etcd://", "etcd://h:0"], "etcd://"),
+        (&[ROUTER], "membership-lease-ttl", WHOLE, "from 2 to 3600"),
+        (&[ROUTER, WORKER], "tls-cert-file", FILES, ""),
+        (&[ROUTER, WORKER], "tls-key-file", FILES, ""),
+        (&[ROUTER, WORKER], "tls-ca-file", FILES, ""),
+        (&[ROUTER], "tls-server-name", NAMES, "ASCII letters"),
+        (&[ROUTER, WORKER], "cluster-token-file", FILES, ""),
+        (&[ROUTER, WORKER, TOP], "index-ca-file", FILES, ""),
+        (&[ROUTER, WORKER, TOP], "index-password-file", FILES, ""),
+        (&[ROUTER, WORKER], "membership-ca-file", FILES, ""),
+        (&[ROUTER, WORKER], "membership-cert-file", FILES, ""),
+        (&[ROUTER, WORKER], "membership-key-file", FILES, ""),
+        (&[ROUTER, WORKER], "membership-password-file", FILES, ""),
+        (&[ROUTER, WORKER, UP, SERVE, TOP], "log-level", &["", "verbose", "info,", "a=b", "="], "warn"),
+        (&[ROUTER, WORKER, UP, SERVE, TOP], "config", FILES, ""),
+        (&[WORKER, UP, ENGINE], "served-model-name", &labels, "control characters"),
+        (&[WORKER], "worker-id", NAMES, "ASCII letters"),
+        (&[WORKER], "grpc", &["", "localhost:80", "127.0.0.1"], "127.0.0.1:8080"),
+        (&[WORKER], "metrics", &["", "localhost:80", "127.0.0.1"], "127.0.0.1:8080"),
+        (&[WORKER], "advertise", &["", "h", "h:0", "http://h:1"], "grpc://host:port"),
+        (&[WORKER, UP], "chat-template", FILES, ""),
+        (&[WORKER, UP], "profile", FILES, ""),
+        (&[WORKER, UP], "cuda-library-path", &["/nonexistent", ""], ""),
+        (&[WORKER], "max-model-len", WHOLE, "from 1 to 4294967295"),
+        (&[WORKER], "max-num-seqs", WHOLE, "from 1 to 4096"),
+        (&[WORKER], "max-num-batched-tokens", WHOLE, "from 1 to 65536"),
+        (&[WORKER], "threads", WHOLE, "from 1 to 1024"),
+        (&[WORKER], "kv-cache-memory-bytes", WHOLE, "such as 512MiB"),
+        (&[WORKER], "gpu-memory-utilization", &["0", "1.5", "-1", "nan", "inf", ""], "above 0, at most 1"),
+        (&[WORKER], "gpu-step-timeout", WHOLE, "from 1 to 3600"),
+        (&[WORKER], "seed", FROM_0, "whole number from 0"),
+        (&[UP], "workers", WHOLE, "from 1 to 256"),
+        (&[SERVE], "request-rate", &["0", "-1", "nan", "inf", ""], "a number from 0.000001"),
+        (&[SERVE], "temperature", &["-1", "nan", "inf", ""], "a number from 0 to 100"),
+        (&[SERVE], "timeout", WHOLE, "from 1 to 31536000"),
+        (&[TOP], "limit", WHOLE, "from 1 to 1000000"),
+        (&[WHO_HAS], "worker", NAMES, "ASCII letters"),
+    ];
+    for (bases, flag, values, says) in table {
+        for (base, value) in bases.iter().flat_map(|base| values.iter().map(move |value| (base, value))) {
+            let flag = format!("--{flag}");
+            let needs: Vec<&str> =
+                base.iter().filter(|need| need.split('=').next() != Some(&flag)).copied().collect();
+            let mut command = thalweg(&needs);
+            command.arg(format!("{flag}={value}"));
+            let shown = if value.starts_with("/n") { value } else { says };
+            refused(command, 2, &[&flag, shown]);
+        }
+    }
+    for flag in ["num-prompts", "concurrency", "prompt", "prefixes", "turns", "output"] {
+        for value in WHOLE {
+            let mut command = thalweg(SERVE);
+            command.arg(format!("--{flag}={value}"));
+            refused(command, 2, &[&format!("--{flag}"), "a whole number from 1 to"]);
+        }
+    }
+    for (flag, least) in [("prompt", 1), ("output", 2), ("batch", 1), ("repeat", 1)] {
+        for value in WHOLE {
+            let mut command = thalweg(ENGINE);
+            command.arg(format!("--{flag}={value}"));
+            refused(command, 2, &[&format!("--{flag}"), &format!("a whole number from {least} to")]);
+        }
+    }
+}
+
+#[test]
+fn options_that_contradict_each_other_are_refused() {
+    let file = scratch("some.pem", b"nothing").to_str().unwrap().to_owned();
+    let check = |base: &[&str], more: &[String], says: &[&str]| {
+        let mut command = thalweg(base);
+        command.args(more);
+        refused(command, 2, says);
+    };
+    for flag in ["--index-ca-file", "--index-password-file", "--membership-ca-file", "--membership-cert-file"]
+    {
+        check(ROUTER, &[format!("{flag}={file}")], &[flag, "alone"]);
+        check(WORKER, &[format!("{flag}={file}")], &[flag, "alone"]);
+    }
+    check(TOP, &[format!("--index-ca-file={file}")], &["--index-ca-file", "rediss://"]);
+    for flag in ["--tls-cert-file", "--tls-key-file", "--tls-ca-file"] {
+        check(ROUTER, &[format!("{flag}={file}")], &["--tls-cert-file, --tls-key-file and --tls-ca-file"]);
+        let settings = scratch("half.yaml", format!("{}: {file}\n", &flag[2..]).as_bytes());
+        check(
+            WORKER,
+            &["--config".into(), settings.to_str().unwrap().into()],
+            &["TLS needs", "without --tls"],
+        );
+    }
+    check(ROUTER, &["--tls-server-name=h".into()], &["TLS needs"]);
+    let model = format!("--model={}", models::smollm2().display());
+    check(&["worker", &model], &[format!("--profile={file}")], &["--profile", "--engine sim"]);
+    check(&["index", "who-has", "--index=redis://127.0.0.1:1"], &[], &["--worker"]);
+    check(&["index", "top"], &[], &["--index"]);
+    check(&["index", "who-has", "--index=redis://127.0.0.1:1"], &["+1f".into()], &["hexadecimal"]);
+}
+
+#[test]
+fn up_listens_nowhere_before_it_has_found_its_model() {
+    for (model, code, says) in [
+        ("/nonexistent/m.gguf".into(), 2, "/nonexistent/m.gguf"),
+        ("owner/name".into(), 1, "HF_HUB_OFFLINE"),
+        (scratch("junk.gguf", b"no model at all").to_str().unwrap().to_owned(), 1, "junk.gguf"),
+    ] {
+        for more in [&[][..], &["--worker-processes"]] {
+            let mut command = thalweg(&["up", "--model", &model, "--http", "127.0.0.1:0"]);
+            let Output { status, stderr, .. } = command.args(more).output().expect("a binary");
+            let stderr = String::from_utf8(stderr).expect("text");
+            assert!(stderr.contains(says) && !stderr.contains("router listens"), "{model}: {stderr}");
+            assert_eq!(status.code(), Some(code), "{model}: {stderr}");
+        }
+    }
 }

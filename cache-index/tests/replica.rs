@@ -230,3 +230,49 @@ fn more_workers_than_numbers_are_refused_and_numbers_come_back() {
     while replica.tidy(now, 1_000) {}
     assert!(replica.enroll(&worker(70_000), WorkerEpoch(1)).is_some());
 }
+
+#[test]
+fn what_does_not_change_is_found_in_full_while_all_around_it_does() {
+    let replica = Replica::default();
+    let chain: Vec<u64> = (1..400u64).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect();
+    replica.apply(&batch(0, 1, 1, vec![BlockEvent::Stored(chain.clone())]));
+    let steady = replica.enroll(&worker(0), WorkerEpoch(1)).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut lookups = 0u64;
+                    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                        let found = replica.lookup(&chain, Instant::now());
+                        assert_eq!(found.blocks(steady), chain.len() as u32, "lookup {lookups}");
+                        lookups += 1;
+                    }
+                    lookups
+                })
+            })
+            .collect();
+        let mut rng = StdRng::seed_from_u64(11);
+        let mut seqs = [0; 40];
+        for round in 0..6_000u64 {
+            // Sets of holders come and go, and so do slots among those of the chain.
+            let i = rng.random_range(1..seqs.len());
+            let (from, to) = (rng.random_range(0..chain.len()), rng.random_range(0..chain.len()));
+            let mut part = chain[from.min(to)..from.max(to)].to_vec();
+            part.extend((0..20).map(|_| rng.random_range(0..500u64)));
+            let event = match rng.random_range(0..20) {
+                0 => BlockEvent::Cleared,
+                1..11 => BlockEvent::Stored(part),
+                _ => BlockEvent::Removed(part),
+            };
+            seqs[i] += 1;
+            replica.apply(&batch(i, 1, seqs[i], vec![event]));
+            if round % 50 == 0 {
+                replica.tidy(Instant::now(), 2_000);
+            }
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        let lookups: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
+        assert!(lookups > 0, "nobody looked");
+    });
+}

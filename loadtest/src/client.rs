@@ -42,24 +42,14 @@ struct Model {
 
 impl Client {
     pub(crate) fn new(plan: &Plan) -> Result<Self, LoadError> {
-        let wrong = |reason: &str| LoadError::Url { url: plan.url.clone(), reason: reason.to_owned() };
-        let base = plan.url.trim_end_matches('/').to_owned();
-        let uri: Uri = base.parse().map_err(|_| wrong("it cannot be parsed"))?;
-        match (uri.scheme_str(), uri.host()) {
-            (Some("http"), Some(_)) => {}
-            (Some("https"), _) => return Err(wrong("https is not spoken here")),
-            _ => return Err(wrong("it lacks http://")),
-        }
-        let generate =
-            format!("{base}{}", plan.endpoint.path()).parse().map_err(|_| wrong("it cannot be parsed"))?;
+        let base = plan.url.to_string();
+        let generate = format!("{base}{}", plan.endpoint.path())
+            .parse()
+            .map_err(|error| LoadError::Plan { what: format!("{base} cannot be asked: {error}") })?;
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(key) = &plan.api_key {
-            let value = HeaderValue::from_str(&format!("Bearer {key}"));
-            let value = value.map_err(|_| LoadError::Plan {
-                what: "the API key has bytes that no header may have".into(),
-            })?;
-            headers.insert(AUTHORIZATION, value);
+            headers.insert(AUTHORIZATION, key.header());
         }
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);

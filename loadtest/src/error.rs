@@ -2,18 +2,15 @@
 
 use std::path::PathBuf;
 
+/// The text is no server's address. The text itself is not repeated, since it may hold a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}; expected http://host:port, such as http://127.0.0.1:8080")]
+pub struct ParseServerError(pub(crate) &'static str);
+
 /// Names what is wrong and what to do. A request that fails is no error: the report counts it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The server's address cannot be used.
-    #[error("`{url}` is not a server's address: {reason}; give one such as http://127.0.0.1:8080")]
-    Url {
-        /// As given.
-        url: String,
-        /// What is wrong with it.
-        reason: String,
-    },
     /// A number of the plan makes no sense.
     #[error("{what}")]
     Plan {

@@ -1,19 +1,23 @@
 //! What to send, where to and when.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use crate::error::LoadError;
+use http::{HeaderValue, Uri};
+
+use crate::error::{LoadError, ParseServerError};
 
 /// A load test.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The server: `http://host:port`.
-    pub url: String,
+    /// The server.
+    pub url: ServerUrl,
     /// None asks the server and takes its first model.
     pub model: Option<String>,
     /// Sent as a bearer token.
-    pub api_key: Option<String>,
+    pub api_key: Option<ApiKey>,
     /// Which of the server's two ways to generate.
     pub endpoint: Endpoint,
     /// When conversations begin.
@@ -37,6 +41,14 @@ pub struct Plan {
     /// Shows a bar on a terminal.
     pub progress: bool,
 }
+
+/// Where a server is: `http://host:port`, perhaps with a path, without a slash at its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerUrl(String);
+
+/// A bearer token that no message shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ApiKey(HeaderValue);
 
 /// The path that requests go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +105,54 @@ pub struct Slo {
     pub tpot_ms: Option<f64>,
 }
 
+impl FromStr for ServerUrl {
+    type Err = ParseServerError;
+
+    fn from_str(text: &str) -> Result<Self, ParseServerError> {
+        let base = text.trim_end_matches('/');
+        let uri: Uri = base.parse().map_err(|_| ParseServerError("it is no URL"))?;
+        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err(ParseServerError("a user or a password does not belong into it"));
+        }
+        match (uri.scheme_str(), uri.host()) {
+            _ if uri.query().is_some() || base.contains('#') => Err(ParseServerError("it has a ? or a #")),
+            (Some("http"), Some(_)) => Ok(Self(base.to_owned())),
+            (Some("https"), _) => Err(ParseServerError("https is not spoken here")),
+            _ => Err(ParseServerError("it lacks http://")),
+        }
+    }
+}
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for ApiKey {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let value = HeaderValue::from_str(&format!("Bearer {text}"));
+        let mut value = value.ok().filter(|_| !text.is_empty()).ok_or("expected visible ASCII characters")?;
+        value.set_sensitive(true);
+        Ok(Self(value))
+    }
+}
+
+impl ApiKey {
+    /// As requests carry it.
+    pub(crate) fn header(&self) -> HeaderValue {
+        self.0.clone()
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiKey(..)")
+    }
+}
+
 impl Endpoint {
     pub(crate) fn path(self) -> &'static str {
         match self {
@@ -128,5 +188,39 @@ impl Plan {
             }
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_read_or_refused_without_being_repeated() {
+        for (text, shown) in
+            [("http://h:1/", "http://h:1"), ("http://[::1]:8080/base", "http://[::1]:8080/base")]
+        {
+            assert_eq!(text.parse::<ServerUrl>().unwrap().to_string(), shown);
+        }
+        for (text, says) in [
+            ("localhost:8080", "lacks http://"),
+            ("https://a", "https"),
+            ("http://u:hunter2@h", "user or a password"),
+            ("http://hunter2@h", "user or a password"),
+            ("http://u:hunter2@h:bad", "no URL"),
+            ("http://h?x=hunter2", "?"),
+            ("", "no URL"),
+        ] {
+            let error = text.parse::<ServerUrl>().unwrap_err().to_string();
+            assert!(error.contains(says) && !error.contains("hunter2"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn keys_are_not_shown() {
+        let key: ApiKey = "hunter2".parse().unwrap();
+        assert_eq!(key.header(), "Bearer hunter2");
+        assert!(!format!("{key:?}{:?}", key.header()).contains("hunter2"));
+        assert!(["", "a\nb"].into_iter().all(|text| text.parse::<ApiKey>().is_err()));
     }
 }

@@ -1,10 +1,11 @@
-//! The contract between the parts: generated gRPC code, ids, block hashes and error codes.
+//! The contract between the parts: generated gRPC code, ids, block hashes, error codes, and what values options may have.
 #![forbid(unsafe_code)]
 
 pub mod block_hash;
 pub mod code;
 pub mod ids;
 pub mod trust;
+pub mod value;
 
 /// Version 1 of the wire protocol, as generated from `proto/thalweg/v1`.
 #[allow(missing_docs, clippy::all, unreachable_pub)]

@@ -82,7 +82,7 @@ pub enum RouterStartError {
     #[error("--{option}: {reason}")]
     Config {
         /// The flag, without dashes.
-        option: &'static str,
+        option: String,
         /// What is wrong and what would be right.
         reason: String,
     },

@@ -8,11 +8,12 @@ use std::time::Duration;
 use rand::RngExt;
 use thalweg_cache_index::{CacheIndex, Replica};
 use thalweg_membership::Membership;
+use thalweg_proto::code::ErrorCode;
 use thalweg_proto::trust::ClientTrust;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{AdmissionLimits, Gate};
@@ -23,8 +24,8 @@ use crate::dispatch::Dispatcher;
 use crate::error::{RouterError, RouterStartError};
 use crate::metrics::Metrics;
 use crate::models::Models;
-use crate::workers::Workers;
 use crate::workers::health::HealthState;
+use crate::workers::{Room, Workers};
 
 /// A tick that comes so late says that this process was held up.
 const STALL_MIN: Duration = Duration::from_millis(300);
@@ -64,10 +65,8 @@ impl RouterState {
         membership: Arc<dyn Membership>,
     ) -> Arc<Self> {
         let replica = index.replica();
-        let router_id = match config.router_id.as_str() {
-            "" => format!("router-{:016x}", rand::rng().random::<u64>()),
-            id => id.to_owned(),
-        };
+        let random = || format!("router-{:016x}", rand::rng().random::<u64>());
+        let router_id = config.router_id.clone().unwrap_or_else(random);
         let (models, metrics) = (Arc::<Models>::default(), Arc::<Metrics>::default());
         let timeouts = &config.timeouts;
         let workers = Arc::new(Workers::new(
@@ -77,9 +76,14 @@ impl RouterState {
             Arc::clone(&models),
             Arc::clone(&replica),
         ));
+        let started = Instant::now();
         let gate = Gate::new(AdmissionLimits::from(&config.limits), timeouts.queue_timeout, {
             let workers = Arc::clone(&workers);
-            move |model| workers.room(model)
+            move |model| match workers.room(model) {
+                // One that serves it may be found any moment.
+                Room::NoWorker(_) if started.elapsed() < ACQUAINTANCE => Room::Requests(0),
+                room => room,
+            }
         });
         let dispatcher = Arc::new(Dispatcher::new(
             &config,
@@ -102,7 +106,7 @@ impl RouterState {
             membership,
             draining,
             starting,
-            started: Instant::now(),
+            started,
         })
     }
 
@@ -125,6 +129,27 @@ impl RouterState {
         self.starting.load(Ordering::Acquire)
     }
 
+    /// Looks for a model that a request names, and again as workers become known, for as long as a new router may need to get to
+    /// know them: only then is a model missing.
+    pub(crate) async fn once_acquainted<T, F: Future<Output = Result<T, RouterError>>>(
+        &self,
+        look: impl Fn() -> F,
+    ) -> Result<T, RouterError> {
+        let is_missing =
+            |error: &RouterError| matches!(error.code, ErrorCode::ModelNotFound | ErrorCode::Unavailable);
+        let mut changes = self.workers.changes();
+        loop {
+            changes.borrow_and_update();
+            let result = look().await;
+            if !result.as_ref().is_err_and(is_missing) || self.started.elapsed() >= ACQUAINTANCE {
+                return result;
+            }
+            if timeout_at(self.started + ACQUAINTANCE, changes.changed()).await.is_err() {
+                return look().await;
+            }
+        }
+    }
+
     /// An error when the queue is full, whatever the request.
     pub(crate) fn refuse_when_full(&self) -> Result<(), RouterError> {
         self.gate.refuse_when_full()
@@ -145,7 +170,8 @@ impl RouterState {
     }
 }
 
-/// A new router takes this long at most to get to know its workers before it says that it is ready without any.
+/// A new router takes this long at most to get to know its workers: requests for a model that it does not know wait meanwhile, and
+/// then it says that it is ready without any worker.
 const ACQUAINTANCE: Duration = Duration::from_secs(5);
 
 /// The router.
@@ -156,6 +182,7 @@ pub struct RunningRouter {
     http: SocketAddr,
     state: Arc<RouterState>,
     closing: Closing,
+    cut_short: CancellationToken,
     server: JoinHandle<()>,
     background: JoinSet<()>,
 }
@@ -179,13 +206,15 @@ impl Router {
         background.spawn(share_limits(Arc::clone(&state), membership.routers()));
         background.spawn(admit(Arc::clone(&state)));
         background.spawn(keep_time(Arc::clone(&state)));
+        background.spawn(end_acquaintance(Arc::clone(&state)));
 
         let closing = Closing::default();
         let listener = GuardedListener::new(listener, state.config.timeouts.client_stall_timeout);
         let routes = crate::api::routes(Arc::clone(&state));
         let server = tokio::spawn(server::serve(listener, routes, closing.clone()));
         tracing::info!(%http, router = state.workers.router_id(), "router listens");
-        Ok(RunningRouter { http, state, closing, server, background })
+        let cut_short = CancellationToken::new();
+        Ok(RunningRouter { http, state, closing, cut_short, server, background })
     }
 }
 
@@ -205,17 +234,27 @@ impl RunningRouter {
         self.state.workers.wait_for_ready(1).await;
     }
 
+    /// Ends a drain as if its time were over, once it is cancelled.
+    pub fn cut_short(&self) -> CancellationToken {
+        self.cut_short.clone()
+    }
+
     /// Fails /ready, goes on accepting for the drain delay while it asks clients to go, then finishes what runs within the
     /// drain timeout. What remains is told so and ends.
     pub async fn shutdown(mut self) {
         let timeouts = self.state.config.timeouts.clone();
         self.state.draining.store(true, Ordering::Release);
         self.closing.drain.cancel();
-        sleep(timeouts.drain_delay).await;
+        let _ = timeout(timeouts.drain_delay, self.cut_short.cancelled()).await;
         self.closing.close.cancel();
-        if timeout(timeouts.drain_timeout, &mut self.server).await.is_err() {
+        let in_time = tokio::select! {
+            biased;
+            () = self.cut_short.cancelled() => false,
+            ended = timeout(timeouts.drain_timeout, &mut self.server) => ended.is_ok(),
+        };
+        if !in_time {
             let streams = self.state.dispatcher.running();
-            tracing::warn!(streams, "drain timeout is over, open requests are cut off");
+            tracing::warn!(streams, "drain is over, open requests are cut off");
             self.state.dispatcher.stop();
             // Clients are told; one that does not read is left.
             let _ = timeout(LAST_WORDS, &mut self.server).await;
@@ -250,6 +289,12 @@ async fn admit(state: Arc<RouterState>) {
         state.workers.room_change().await;
         state.gate.pump(Instant::now());
     }
+}
+
+/// What waited for workers that did not come is told so.
+async fn end_acquaintance(state: Arc<RouterState>) {
+    sleep(ACQUAINTANCE).await;
+    state.workers.room_changed();
 }
 
 /// Lets time pass: silence turns into suspicion, and what nobody waits for is tidied up.

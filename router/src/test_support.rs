@@ -36,20 +36,3 @@ pub(crate) fn models() -> Models {
     models.replace(BTreeMap::from(table));
     models
 }
-
-/// A request of `tiny` with these prompt ids.
-pub(crate) fn tokenized(prompt_ids: &[u32]) -> crate::dispatch::Tokenized {
-    crate::dispatch::Tokenized {
-        request_id: "r".to_owned(),
-        model: entry("tiny", false),
-        prompt_ids: prompt_ids.into(),
-        sampling: thalweg_proto::v1::SamplingParams { max_tokens: 10, ..Default::default() },
-        n: 1,
-        tenant: "default".to_owned(),
-        scope: thalweg_proto::v1::CacheScope::default(),
-        adapter: String::new(),
-        priority: 0,
-        deadline: tokio::time::Instant::now() + std::time::Duration::from_secs(60),
-        traceparent: String::new(),
-    }
-}

@@ -1,11 +1,16 @@
 //! Which cache index a process uses.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
-use thalweg_cache_index::{CacheIndex, MemoryIndex, RedisConfig, RedisIndex};
+use thalweg_cache_index::redis::RedisUrl;
+use thalweg_cache_index::{CacheIndex, MemoryIndex, RedisConfig, RedisIndex, RedisIndexError};
+use thalweg_proto::value;
+
+use super::BadOption;
 
 /// Where the password of Redis' user may stand; a flag would show it to everybody.
 const PASSWORD_VARIABLE: &str = "THALWEG_INDEX_PASSWORD";
@@ -16,15 +21,15 @@ pub(crate) struct IndexOptions {
     /// Cache index: memory, which reaches no further than this process, or redis://USER@HOST:6379/DB, rediss:// with
     /// TLS, redis+sentinel://HOST:26379,..HOST:26379/MASTER or redis+cluster://HOST:6379,..HOST:6379
     #[arg(long, env = "THALWEG_INDEX", default_value = "memory", value_name = "INDEX")]
-    #[arg(hide_env_values = true)]
-    index: String,
+    index: Index,
 
-    /// PEM file of the authority that signed Redis' certificate; by default the system's
-    #[arg(long, env = "THALWEG_INDEX_CA_FILE", value_name = "FILE")]
+    /// PEM file of the authority that signed Redis' certificate, with rediss://; by default the system's
+    #[arg(long, env = "THALWEG_INDEX_CA_FILE", value_name = "FILE", value_parser = value::file)]
     index_ca_file: Option<PathBuf>,
 
     /// File with the password of Redis' user, read anew for each connection; else the variable THALWEG_INDEX_PASSWORD
     #[arg(long, env = "THALWEG_INDEX_PASSWORD_FILE", value_name = "FILE")]
+    #[arg(value_parser = value::file)]
     index_password_file: Option<PathBuf>,
 }
 
@@ -39,13 +44,21 @@ impl IndexOptions {
 
     /// How to reach Redis; None where the index is in memory.
     pub(crate) fn redis(&self) -> anyhow::Result<Option<RedisConfig>> {
-        // The text is not repeated in messages: a password may stand in it.
-        let url = match self.index.as_str() {
-            "memory" => return Ok(None),
-            text if text.starts_with("redis") || text.starts_with("valkey") => {
-                text.parse().context("--index")?
+        let unread = |flag: &str| {
+            BadOption::because(format!("{flag} is read for redis:// alone; set --index, or leave it out"))
+        };
+        let url = match &self.index {
+            Index::Memory if self.index_ca_file.is_some() => return Err(unread("--index-ca-file")),
+            Index::Memory if self.index_password_file.is_some() => {
+                return Err(unread("--index-password-file"));
             }
-            _ => bail!("--index: expected `memory` or redis://host:6379"),
+            Index::Memory => return Ok(None),
+            Index::Redis(url) if self.index_ca_file.is_some() && !url.tls() => {
+                return Err(BadOption::because(
+                    "--index-ca-file is read for TLS alone; write rediss://, or leave it out",
+                ));
+            }
+            Index::Redis(url) => url.clone(),
         };
         Ok(Some(RedisConfig {
             ca_file: self.index_ca_file.clone(),
@@ -53,6 +66,27 @@ impl IndexOptions {
             password: std::env::var(PASSWORD_VARIABLE).ok(),
             ..RedisConfig::new(url)
         }))
+    }
+}
+
+/// What `--index` says. Shows neither user nor password.
+#[derive(Clone, Debug)]
+enum Index {
+    Memory,
+    Redis(RedisUrl),
+}
+
+impl FromStr for Index {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "memory" => Ok(Self::Memory),
+            _ if text.starts_with("redis") || text.starts_with("valkey") => {
+                text.parse().map(Self::Redis).map_err(|error: RedisIndexError| error.to_string())
+            }
+            _ => Err("expected `memory` or redis://host:6379".to_owned()),
+        }
     }
 }
 
@@ -69,7 +103,11 @@ mod tests {
 
     fn redis(args: &str) -> Result<Option<String>, String> {
         let args = std::iter::once("x").chain(args.split_whitespace());
-        let flags = Flags::try_parse_from(args).map_err(|error| error.to_string())?;
+        let flags = Flags::try_parse_from(args).map_err(|error| {
+            // What is said of the value; the binary leaves out the value itself.
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            format!("--index: {}", source.unwrap_or_default())
+        })?;
         let config = flags.index.redis().map_err(|error| format!("{error:#}"))?;
         Ok(config.map(|config| config.url.to_string()))
     }
@@ -85,6 +123,9 @@ mod tests {
             ("--index memcached://secret", "`memory`"),
             ("--index redis://me:secret@h/x", "redis+cluster://"),
             ("--index redis:secret", "redis+cluster://"),
+            ("--index-password-file /dev/null", "--index-password-file"),
+            ("--index-ca-file /dev/null", "--index-ca-file"),
+            ("--index redis://h --index-ca-file /dev/null", "rediss://"),
         ] {
             let error = redis(args).unwrap_err();
             assert!(

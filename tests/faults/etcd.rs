@@ -104,6 +104,63 @@ async fn workers_that_vanish_from_etcd_but_answer_are_kept() {
     fleet.finish().await;
 }
 
+/// One worker's way to etcd alone is blocked beyond its lease: it is served on as long as it answers, the others register as ever,
+/// and it is back within TTL + 5 s. Its lease is revoked by hand, and it is told twice to end: it exits with 0.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_worker_cut_off_from_etcd_is_kept_and_ends_in_order() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.address());
+    let its = format!("etcd://{}{PREFIX}", proxy.address());
+    let mut fleet = members(&etcd, 3).of_worker(0, "--membership", &its).start().await;
+    let load = Load::start(8, &[fleet.http()], "/v1/completions", |n| stream(&prompt(n, 50), 20));
+    load.goes_on(20).await;
+    proxy.blackhole();
+    let key = format!("{PREFIX}/workers/w0");
+    within(BACK, "its key is gone", async || etcd.get(&key).is_none()).await;
+    load.goes_on(short_or_long(80, 800)).await;
+    assert_eq!(fleet.worker_state(0, 0).await, "ready", "it answers, so it is kept");
+    proxy.forward();
+    proxy.cut();
+    all_back(&etcd, &fleet, "one worker cut off").await;
+
+    for lease in etcd.leases() {
+        etcd.ctl(&["lease", "revoke", &lease]);
+    }
+    fleet.workers[0].signal("TERM");
+    fleet.workers[0].process().logged("draining");
+    fleet.workers[0].signal("TERM");
+    assert_eq!(fleet.worker_ended(0, seconds(5)).await, Some(0));
+    assert_no_failures("a worker cut off from etcd", &load.stop().await);
+    fleet.restart_worker(0);
+    all_back(&etcd, &fleet, "leases revoked while one ends").await;
+    fleet.finish().await;
+}
+
+/// A second worker under a name that is taken: both say so, one of them gets no work, nobody fails, and with a name of its own it
+/// is welcome.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_workers_of_one_name_are_told_so() {
+    let etcd = Etcd::start();
+    let plan = members(&etcd, 1).of_worker(1, "--worker-id", "w0");
+    let mut fleet = plan.start().await;
+    let load = Load::start(4, &[fleet.http()], "/v1/completions", |n| whole(&prompt(n, 50), 10));
+    load.goes_on(20).await;
+    fleet.add_worker();
+    let said = "somebody else wrote this process's key in etcd; give each worker a --worker-id of its own";
+    fleet.workers[0].process().logged(said);
+    load.goes_on(80).await;
+    let known = fleet.router_metrics(0).await.count("thalweg_router_worker_state", "state=\"ready\"");
+    assert_eq!(known, 1.0, "one of them gets the work");
+    fleet.workers[1].signal("TERM");
+    assert_eq!(fleet.worker_ended(1, seconds(10)).await, Some(0));
+    let back = async || fleet.worker_state(0, 0).await == "ready";
+    within(BACK, "the other one is found again", back).await;
+    load.goes_on(20).await;
+    let outcomes = load.stop().await;
+    assert_no_failures("two workers of one name", &outcomes);
+    fleet.finish().await;
+}
+
 /// A worker that crashed and came back under the same name at another address: the new one is used within 2 s, others are left
 /// alone. A value that nobody can read is ignored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

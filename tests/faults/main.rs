@@ -3,9 +3,11 @@
 //! `THALWEG_TEST_LONG=1` runs the long forms; `THALWEG_TEST_SEED` varies what is random.
 
 mod etcd;
+mod kills;
 mod overload;
 mod redis;
 mod routers;
+mod starts;
 mod streams;
 mod support;
 mod workers;

@@ -5,12 +5,15 @@ use std::time::Duration;
 use thalweg_harness::client::assert_no_failures;
 use thalweg_harness::fleet::{eventually, within};
 use thalweg_harness::redis::Redis;
-use thalweg_harness::{Fleet, Load, Outcome, Proxy};
+use thalweg_harness::{Fleet, Load, Outcome, Proxy, Running};
 
 use crate::support::{STEADY, answers, prompt, quantile, seconds, short_or_long, sim, stream, whole};
 
 /// A router that has Redis again knows so within this time.
 const RECOVERY: Duration = Duration::from_secs(5);
+/// Names of keys that do not lapse within an hour.
+const KEYS_THAT_STAY: &str = "local stay = {} for _, key in ipairs(redis.call('KEYS', '*')) do \
+     local left = redis.call('TTL', key) if left < 0 or left > 3600 then stay[#stay + 1] = key end end return stay";
 /// Tokens of a prompt that is looked for again: 12 blocks.
 const PROMPT: usize = 200;
 
@@ -87,20 +90,26 @@ async fn a_failover_by_sentinel_fails_no_request() {
     fleet.finish().await;
 }
 
-/// A restarted router, and one more, know within 5 s which worker has what, without any prompt being sent again before.
+/// Two restarted routers know within 5 s which worker has what, without any prompt being sent again before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_router_knows_the_caches() {
     let redis = Redis::start();
-    let mut fleet = sim(STEADY).workers(4).args(&["--index", &redis.url()]).start().await;
+    let mut fleet = sim(STEADY).workers(4).routers(2).args(&["--index", &redis.url()]).start().await;
     let bodies: Vec<_> = (0..40).map(|i| whole(&prompt(i, PROMPT), 4)).collect();
     assert_no_failures("warming", &answers(&fleet, &bodies).await);
     indexed(&fleet, 40 * 12).await;
-    fleet.kill_router(0);
-    fleet.restart_router(0);
-    let took = within(seconds(5), "the index is known", async || blocks(&fleet).await >= 40.0 * 12.0).await;
-    eprintln!("known {took:?} after the router listens");
+    for router in 0..2 {
+        fleet.kill_router(router);
+        fleet.restart_router(router);
+        let known = async || blocks_at(&fleet, router).await >= 40.0 * 12.0;
+        let took = within(seconds(5), "the index is known", known).await;
+        eprintln!("known {took:?} after the router listens");
+    }
     fleet.all_ready().await;
-    let again = answers(&fleet, &bodies).await;
+    let ask = |(i, body): (usize, &serde_json::Value)| {
+        Running::start(&fleet.routers[i % 2].http, "/v1/completions", body.clone())
+    };
+    let again = Running::outcomes(bodies.iter().enumerate().map(ask).collect::<Vec<_>>()).await;
     assert_no_failures("known prompts", &again);
     let hits = hits(&again);
     assert!(hits >= 38, "{hits} of 40 known prompts went where they are cached");
@@ -153,6 +162,11 @@ async fn entries_of_an_earlier_life_are_not_believed() {
     assert_no_failures("warming", &warm);
     indexed(&fleet, 50 * 12).await;
     fleet.kill_worker(0);
+    assert_eq!(
+        redis.command(&["EVAL", KEYS_THAT_STAY, "0"]),
+        "*0\r\n",
+        "what it left behind lapses by itself"
+    );
     fleet.restart_worker(0);
     fleet.all_ready().await;
     let before = fleet.router_metrics(0).await;
@@ -167,6 +181,45 @@ async fn entries_of_an_earlier_life_are_not_believed() {
     eprintln!("predicted {predicted}, actual {actual} of {} tokens", 50 * PROMPT);
     assert!(predicted <= actual + (2 * PROMPT) as f64, "predicted {predicted}, actual {actual}");
     assert!(again.iter().any(|outcome| outcome.header("x-thalweg-worker") == "w0"), "it gets work");
+    fleet.finish().await;
+}
+
+/// A worker that tells another Redis of its blocks: the router names it, its prefixes are not counted on, and nobody fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_with_another_index_is_named() {
+    let (redis, other) = (Redis::start(), Redis::start());
+    let plan = sim("step: {base_seconds: 0.001}").workers(2).args(&["--index", &redis.url()]);
+    let mut fleet = plan.of_worker(1, "--index", &other.url()).start().await;
+    // More than 10,000 prompt tokens for each.
+    let bodies: Vec<_> = (0..120).map(|i| whole(&prompt(i, 2 * PROMPT), 2)).collect();
+    assert_no_failures("another index", &answers(&fleet, &bodies).await);
+    let event =
+        fleet.routers[0].process().logged("worker serves prompts but tells the cache index of no block");
+    assert_eq!(event["worker"], "w1");
+    let metrics = fleet.router_metrics(0).await;
+    let blocks =
+        |worker: &str| metrics.count("thalweg_router_worker_indexed_blocks", &format!("worker=\"{worker}\""));
+    assert_eq!(blocks("w1"), 0.0);
+    assert!(blocks("w0") > 0.0);
+    fleet.finish().await;
+}
+
+/// A crowd is served while one worker loses a part of its events and the other one swaps them: what is predicted of the caches is
+/// discounted, and nothing fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_is_served_while_events_go_wrong() {
+    let redis = Redis::start();
+    let plan = sim("step: {base_seconds: 0.002}").workers(2).worker_args(&["--max-num-seqs", "256"]);
+    let mut fleet = plan.args(&["--index", &redis.url()]).start().await;
+    fleet.switch_faults(0, "{cache_events: lost}");
+    fleet.switch_faults(1, "{cache_events: reordered}");
+    let bodies: Vec<_> = (0..short_or_long(300, 1000)).map(|i| whole(&prompt(i % 50, PROMPT), 4)).collect();
+    for _ in 0..2 {
+        assert_no_failures("a crowd", &answers(&fleet, &bodies).await);
+    }
+    (0..2).for_each(|worker| fleet.switch_faults(worker, ""));
+    refilled(&fleet).await;
+    fleet.at_rest().await;
     fleet.finish().await;
 }
 
@@ -197,7 +250,11 @@ async fn is_degraded(fleet: &Fleet) -> bool {
 }
 
 async fn blocks(fleet: &Fleet) -> f64 {
-    fleet.router_metrics(0).await.value("thalweg_router_index_blocks")
+    blocks_at(fleet, 0).await
+}
+
+async fn blocks_at(fleet: &Fleet, router: usize) -> f64 {
+    fleet.router_metrics(router).await.value("thalweg_router_index_blocks")
 }
 
 /// Waits until the first router knows of so many blocks.

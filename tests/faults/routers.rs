@@ -88,6 +88,36 @@ async fn a_drain_limit_ends_streams_with_an_error_event() {
     fleet.finish().await;
 }
 
+/// A second SIGTERM of a router, and of a worker, cuts the drain short: the router's clients are told so by an error event, the
+/// worker's streams go on elsewhere, and both exit with 0.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_sigterm_cuts_a_drain_short() {
+    let mut fleet = sim(STEADY).workers(2).start().await;
+    let running: Vec<_> = (0..8).map(|i| fleet.ask(stream(&prompt(i, 30), 300))).collect();
+    all_have(&running, 10).await;
+    fleet.workers[0].signal("TERM");
+    fleet.workers[0].process().logged("draining");
+    fleet.workers[0].signal("TERM");
+    assert_eq!(fleet.worker_ended(0, seconds(3)).await, Some(0));
+    assert_no_failures("a worker told twice", &Running::outcomes(running).await);
+    let resumes = fleet.router_metrics(0).await.count("thalweg_router_resumes_total", "");
+    assert!(resumes >= 1.0, "nobody was left on it");
+
+    let running: Vec<_> = (8..16).map(|i| fleet.ask(stream(&prompt(i, 30), 450))).collect();
+    all_have(&running, 10).await;
+    fleet.routers[0].signal("TERM");
+    fleet.routers[0].process().logged("shutting down");
+    fleet.routers[0].signal("TERM");
+    for outcome in Running::outcomes(running).await {
+        let error = outcome.error.unwrap_or_default();
+        assert!(error.contains("\"message\""), "no error event but {error:?}");
+        assert_eq!(outcome.status, 200);
+    }
+    assert_eq!(fleet.router_ended(0, seconds(3)).await, Some(0));
+    fleet.at_rest().await;
+    fleet.finish().await;
+}
+
 /// Three routers that do not know of each other, one with long streams only: no worker is left idle or overrun.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn routers_balance_what_they_do_not_see() {

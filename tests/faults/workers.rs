@@ -276,9 +276,13 @@ async fn a_flapping_worker_comes_back_each_time() {
     let mut fleet = sim(STEADY).workers(2).start().await;
     let load = Load::start(8, &[fleet.http()], "/v1/completions", |number| whole(&prompt(number, 30), 20));
     let mut random = Random::from_env(30);
-    for _ in 0..short_or_long(5, 30) {
+    for round in 0..short_or_long(5, 30) {
         fleet.kill_worker(0);
         load.goes_on(random.below(20)).await;
+        if round == 0 {
+            // Away for long enough to be given up, as it is when it is away for minutes.
+            within(seconds(5), "it is given up", async || fleet.worker_state(0, 0).await == "gone").await;
+        }
         fleet.restart_worker(0);
         let back = within(seconds(4), "it is back", async || fleet.worker_state(0, 0).await == "ready").await;
         eprintln!("back after {back:?}");
@@ -288,6 +292,8 @@ async fn a_flapping_worker_comes_back_each_time() {
     assert_no_failures("a flapping worker", &outcomes);
     let served = |name: &str| outcomes.iter().filter(|one| one.header("x-thalweg-worker") == name).count();
     assert!(served("w0") > 0 && served("w1") > 0);
+    let known = fleet.router_metrics(0).await.values("thalweg_router_worker_bookings").len();
+    assert_eq!(known, 2, "each worker is known once");
     fleet.at_rest().await;
     fleet.finish().await;
 }

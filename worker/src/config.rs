@@ -5,8 +5,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{ArgAction, Args, ValueEnum};
+use thalweg_proto::value::{self, SECONDS_MAX};
 
 mod gpu;
 
@@ -17,20 +19,21 @@ pub use gpu::{GpuConfig, LoadFormat};
 pub struct WorkerConfig {
     /// GGUF file, folder of safetensors, or hub id (owner/name)
     #[arg(long, env = "THALWEG_MODEL", value_name = "MODEL")]
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub model: String,
 
     /// Names that requests may use; the first is reported. Default: the file's stem or folder's name
     #[arg(long, env = "THALWEG_SERVED_MODEL_NAME", value_name = "NAME", num_args = 1.., value_delimiter = ',',
-        value_parser = clap::builder::NonEmptyStringValueParser::new())]
+        value_parser = value::label)]
     pub served_model_name: Vec<String>,
 
     /// Jinja file that replaces the model's own chat template
-    #[arg(long, env = "THALWEG_CHAT_TEMPLATE", value_name = "FILE")]
+    #[arg(long, env = "THALWEG_CHAT_TEMPLATE", value_name = "FILE", value_parser = value::file)]
     pub chat_template: Option<PathBuf>,
 
     /// Longest prompt plus output, in tokens. Default: what the model was made for, as far as the KV cache holds it
     #[arg(long, env = "THALWEG_MAX_MODEL_LEN", value_name = "TOKENS")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = value::whole(1..=u32::MAX))]
     pub max_model_len: Option<u32>,
 
     /// Where the model runs
@@ -42,7 +45,7 @@ pub struct WorkerConfig {
     pub engine: EngineKind,
 
     /// YAML file of --engine sim: seconds per step, what is put out, faults
-    #[arg(long, env = "THALWEG_PROFILE", value_name = "FILE")]
+    #[arg(long, env = "THALWEG_PROFILE", value_name = "FILE", value_parser = value::file)]
     pub profile: Option<PathBuf>,
 
     /// Arithmetic: auto multiplies quantised weights with int8 activations; float32 quantises no activation
@@ -68,23 +71,23 @@ pub struct WorkerConfig {
 
     /// Sequences that run at once
     #[arg(long, env = "THALWEG_MAX_NUM_SEQS", value_name = "N", default_value_t = 64)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(value_parser = value::whole(1..=4096u32))]
     pub max_num_seqs: u32,
 
     /// Tokens that one step computes at most: larger is faster for prompts, smaller is smoother for streams. Default: 256 on a
     /// CPU, 2048 on a GPU
     #[arg(long, env = "THALWEG_MAX_NUM_BATCHED_TOKENS", value_name = "TOKENS")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(value_parser = value::whole(1..=65536u32))]
     pub max_num_batched_tokens: Option<u32>,
 
-    /// Ranks that share one model. This build has 1
+    /// Ranks that share one model. This build has 1: add workers instead
     #[arg(long, env = "THALWEG_TENSOR_PARALLEL_SIZE", value_name = "N", default_value_t = 1)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = value::whole(1..=1u32))]
     pub tensor_parallel_size: u32,
 
     /// Threads of this process for the model, shared by its workers. Default: one per core
     #[arg(long, env = "THALWEG_THREADS", value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(value_parser = value::whole(1..=1024u32))]
     pub threads: Option<u32>,
 
     /// What only GPUs know
@@ -96,20 +99,21 @@ pub struct WorkerConfig {
 #[derive(Args, Clone, Debug)]
 pub struct WorkerPlace {
     /// Address of the gRPC service
-    #[arg(long, env = "THALWEG_GRPC", value_name = "ADDR", default_value = "127.0.0.1:50061")]
+    #[arg(long, env = "THALWEG_GRPC", value_name = "ADDR", default_value = "127.0.0.1:50061", value_parser = value::address)]
     pub grpc: SocketAddr,
 
     /// Address of /metrics, /health and /ready
-    #[arg(long, env = "THALWEG_METRICS", value_name = "ADDR", default_value = "127.0.0.1:9090")]
+    #[arg(long, env = "THALWEG_METRICS", value_name = "ADDR", default_value = "127.0.0.1:9090", value_parser = value::address)]
     pub metrics: SocketAddr,
 
     /// Name of this worker, kept across restarts. Default: the host's name and the gRPC port, or the process id where that is 0
-    #[arg(long, env = "THALWEG_WORKER_ID", value_name = "NAME")]
+    #[arg(long, env = "THALWEG_WORKER_ID", value_name = "NAME", value_parser = value::name)]
     pub worker_id: Option<String>,
 
-    /// Seconds that running requests may take to finish once a signal has come
-    #[arg(long, env = "THALWEG_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
-    pub drain_timeout: u64,
+    /// Seconds that running requests may take to finish once a signal has come; 0 ends all at once
+    #[arg(long, env = "THALWEG_DRAIN_TIMEOUT", value_name = "SECONDS", default_value = "30")]
+    #[arg(value_parser = value::seconds(0.0..=SECONDS_MAX))]
+    pub drain_timeout: Duration,
 
     /// Allow a gRPC address that other hosts reach without certificates and without a cluster token
     #[arg(long, env = "THALWEG_INSECURE")]
@@ -198,7 +202,7 @@ pub struct ByteSize(pub u64);
 /// Text that is no number of bytes.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "expected bytes as a whole number, or with a unit of KiB, MiB, GiB, TiB, KB, MB, GB or TB, such as 512MiB"
+    "expected bytes as a whole number from 1, or with a unit of KiB, MiB, GiB, TiB, KB, MB, GB or TB, such as 512MiB"
 )]
 pub struct ByteSizeError;
 

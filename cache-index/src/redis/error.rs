@@ -26,7 +26,7 @@ pub enum RedisIndexError {
     },
     /// User or password are wrong or missing.
     #[error(
-        "Redis at {server} refuses user {user} with this password ({detail}); set --index-password-file or \
+        "Redis at {server} refuses {user} with this password ({detail}); set --index-password-file or \
          THALWEG_INDEX_PASSWORD, and the user in the URL"
     )]
     Auth {
@@ -39,7 +39,7 @@ pub enum RedisIndexError {
     },
     /// The user may not do what the index needs.
     #[error(
-        "Redis at {server} does not permit user {user} what the index needs ({detail}); grant it: ACL SETUSER {user} \
+        "Redis at {server} does not permit {user} what the index needs ({detail}); grant it: ACL SETUSER USER \
          ~{{tw1:* +xadd +xread +xrange +xrevrange +set +get +getrange +strlen +expire +zadd +zrange +zremrangebyscore +ping \
          +role +cluster|slots +multi +exec"
     )]
@@ -85,22 +85,58 @@ pub enum RedisIndexError {
         /// What it said.
         detail: String,
     },
+    /// The key is not of the type that the index writes.
+    #[error("Redis at {server} holds something else there: {detail}")]
+    WrongType {
+        /// Where.
+        server: String,
+        /// What it said.
+        detail: String,
+    },
     /// Something in Redis was not written by this version of the index.
     #[error("{0} in Redis cannot be read by this version")]
     Undecodable(&'static str),
+    /// One key cannot be read.
+    #[error("key {key}: {source}")]
+    Key {
+        /// Which.
+        key: String,
+        /// Why.
+        source: Box<Self>,
+    },
     /// The thread of the index could not be started.
     #[error("cannot start the thread of the cache index: {0}")]
     Thread(#[source] std::io::Error),
 }
 
 impl RedisIndexError {
+    /// Whether it is about what one key holds, and the others may be well.
+    pub(super) fn is_of_one_key(&self) -> bool {
+        matches!(self, Self::WrongType { .. } | Self::Undecodable(_))
+    }
+
+    /// The same, naming the key if it is about one.
+    pub(super) fn of_key(self, key: String) -> Self {
+        if self.is_of_one_key() { Self::Key { key, source: Box::new(self) } } else { self }
+    }
+
     pub(super) fn of(error: &RedisError, server: &str, user: Option<&str>) -> Self {
-        let (server, detail) = (server.to_owned(), error.to_string());
-        let user = user.unwrap_or("default").to_owned();
+        let (server, mut detail) = (server.to_owned(), error.to_string());
+        // A password may have been written in the user's place.
+        let user = match user {
+            Some(user) => {
+                detail = detail.replace(user, "USER");
+                "the URL's user"
+            }
+            None => "user default",
+        };
+        let user = user.to_owned();
         match (error.kind(), code_of(error)) {
             (ErrorKind::AuthenticationFailed, _) => Self::Auth { server, user, detail },
             (_, "WRONGPASS" | "NOAUTH") => Self::Auth { server, user, detail },
             (_, "NOPERM") => Self::Permission { server, user, detail },
+            (_, "WRONGTYPE") => Self::WrongType { server, detail },
+            (ErrorKind::UnexpectedReturnType | ErrorKind::Parse, _) => Self::Undecodable("an answer"),
             (ErrorKind::Io | ErrorKind::ClusterConnectionNotFound, _) => Self::Unreachable { server, detail },
             _ => Self::Refused { server, detail },
         }
@@ -109,6 +145,10 @@ impl RedisIndexError {
 
 /// The code of the reply, or of the first that failed in a pipeline.
 fn code_of(error: &RedisError) -> &str {
-    let text = || ["WRONGPASS", "NOAUTH", "NOPERM"].into_iter().find(|code| error.to_string().contains(code));
+    let text = || {
+        ["WRONGPASS", "NOAUTH", "NOPERM", "WRONGTYPE"]
+            .into_iter()
+            .find(|code| error.to_string().contains(code))
+    };
     error.code().or_else(text).unwrap_or_default()
 }

@@ -28,44 +28,52 @@ pub struct WorkerSummary {
     pub age: Duration,
 }
 
+/// What could be read, and what could not: a key that holds something else hides no other.
+#[derive(Debug, Default)]
+pub struct Found<T> {
+    /// Of all readable keys.
+    pub read: T,
+    /// Keys that hold what this version cannot read, and why.
+    pub unreadable: BTreeMap<String, RedisIndexError>,
+}
+
 /// All workers with a snapshot, in no order. Costs Redis 57 bytes a worker.
-pub async fn workers(config: &RedisConfig) -> Result<Vec<WorkerSummary>, RedisIndexError> {
+pub async fn workers(config: &RedisConfig) -> Result<Found<Vec<WorkerSummary>>, RedisIndexError> {
     let mut link = Link::connect(config).await?;
     let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    let mut summaries = Vec::new();
+    let mut found = Found::<Vec<_>>::default();
     for shard in 0..SHARDS {
-        for worker in members(&mut link, shard).await? {
-            let mut command = redis::cmd("GETRANGE");
-            command.arg(keys::snapshot(&worker)).arg(0).arg(HEADER_BYTES - 1);
-            let head: Vec<u8> = link.run(&command, ANSWER_WITHIN).await?;
-            if head.is_empty() {
-                continue;
-            }
-            let (header, _) = Header::decode(&head)?;
+        for worker in members(&mut link, shard, &mut found.unreadable).await? {
+            let key = keys::snapshot(&worker);
+            let head = head_of(&mut link, &key).await;
+            let Some(header) = noted(head, key, &mut found.unreadable)?.flatten() else { continue };
             let age = Duration::from_millis(now_ms.saturating_sub(header.written_ms));
-            summaries.push(WorkerSummary { worker, at: header.at, blocks: header.count, age });
+            found.read.push(WorkerSummary { worker, at: header.at, blocks: header.count, age });
         }
     }
-    Ok(summaries)
+    Ok(found)
 }
 
 /// How many of `blocks` each worker holds now, and which: events behind the snapshots included. Reads all snapshots.
 pub async fn holders(
     config: &RedisConfig,
     blocks: &BTreeSet<u64>,
-) -> Result<BTreeMap<WorkerId, BTreeSet<u64>>, RedisIndexError> {
+) -> Result<Found<BTreeMap<WorkerId, BTreeSet<u64>>>, RedisIndexError> {
     let mut link = Link::connect(config).await?;
-    let mut holders = BTreeMap::new();
+    let mut found = Found::<BTreeMap<_, _>>::default();
     for shard in 0..SHARDS {
-        for worker in members(&mut link, shard).await? {
-            let wanted = |key: u64| blocks.contains(&key);
-            if let Some(held) = held_by(&mut link, &worker, wanted).await? {
-                holders.insert(worker, held);
-            }
+        for worker in members(&mut link, shard, &mut found.unreadable).await? {
+            let held = held_by(&mut link, &worker, |key| blocks.contains(&key)).await;
+            let held = held.or_else(|error| match error {
+                RedisIndexError::Key { key, source } => {
+                    noted::<()>(Err(*source), key, &mut found.unreadable).map(|_| None)
+                }
+                error => Err(error),
+            })?;
+            found.read.extend(held.filter(|held| !held.is_empty()).map(|held| (worker, held)));
         }
     }
-    holders.retain(|_, held| !held.is_empty());
-    Ok(holders)
+    Ok(found)
 }
 
 /// The blocks that one worker holds now; None if Redis knows no such worker.
@@ -77,35 +85,87 @@ pub async fn blocks_of(
     held_by(&mut link, worker, |_| true).await
 }
 
-async fn members(link: &mut Link, shard: u16) -> Result<Vec<WorkerId>, RedisIndexError> {
-    let mut command = redis::cmd("ZRANGE");
-    command.arg(keys::workers(shard)).arg(0).arg(-1);
-    let names: Vec<String> = link.run(&command, ANSWER_WITHIN).await?;
-    Ok(names.into_iter().filter(|name| !name.is_empty()).map(WorkerId::new).collect())
+/// The workers of a shard; names that cannot be read are noted.
+async fn members(
+    link: &mut Link,
+    shard: u16,
+    unreadable: &mut BTreeMap<String, RedisIndexError>,
+) -> Result<Vec<WorkerId>, RedisIndexError> {
+    let key = keys::workers(shard);
+    let names: Result<Vec<Vec<u8>>, _> =
+        link.run(redis::cmd("ZRANGE").arg(&key).arg(0).arg(-1), ANSWER_WITHIN).await;
+    let names = noted(names, key.clone(), unreadable)?.unwrap_or_default();
+    let all = names.len();
+    let names: Vec<_> = names
+        .into_iter()
+        .filter_map(|name| String::from_utf8(name).ok().filter(|name| !name.is_empty()))
+        .map(WorkerId::new)
+        .collect();
+    if names.len() < all {
+        unreadable.insert(key, RedisIndexError::Undecodable("a worker's name"));
+    }
+    Ok(names)
 }
 
-/// Those of a worker's blocks that are wanted.
+/// The header of a snapshot; None where there is none.
+async fn head_of(link: &mut Link, key: &str) -> Result<Option<Header>, RedisIndexError> {
+    let mut command = redis::cmd("GETRANGE");
+    command.arg(key).arg(0).arg(HEADER_BYTES - 1);
+    let head: Vec<u8> = link.run(&command, ANSWER_WITHIN).await?;
+    if head.is_empty() { Ok(None) } else { Header::decode(&head).map(|(header, _)| Some(header)) }
+}
+
+/// Notes what is wrong with one key; what is wrong with Redis ends the look.
+fn noted<T>(
+    result: Result<T, RedisIndexError>,
+    key: String,
+    unreadable: &mut BTreeMap<String, RedisIndexError>,
+) -> Result<Option<T>, RedisIndexError> {
+    match result {
+        Err(error) if error.is_of_one_key() => {
+            unreadable.insert(key, error);
+            Ok(None)
+        }
+        result => result.map(Some),
+    }
+}
+
+/// Those of a worker's blocks that are wanted. An error about a key names it.
 async fn held_by(
     link: &mut Link,
     worker: &WorkerId,
     wanted: impl Fn(u64) -> bool,
 ) -> Result<Option<BTreeSet<u64>>, RedisIndexError> {
     let key = keys::snapshot(worker);
-    let length: usize = link.run(redis::cmd("STRLEN").arg(&key), ANSWER_WITHIN).await?;
-    let bytes: Vec<u8> = link.run(redis::cmd("GET").arg(&key), ANSWER_WITHIN + transfer_time(length)).await?;
+    let (header, mut held) = match snapshot(link, &key, &wanted).await {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(None),
+        Err(error) => return Err(error.of_key(key)),
+    };
+    let replayed = replay(link, worker, header.at, header.behind, |event| match event {
+        BlockEvent::Stored(keys) => held.extend(keys.into_iter().filter(|key| wanted(*key))),
+        BlockEvent::Removed(keys) => held.retain(|key| !keys.contains(key)),
+        BlockEvent::Cleared => held.clear(),
+    });
+    replayed.await.map_err(|error| error.of_key(keys::stream(keys::shard_of(worker))))?;
+    Ok(Some(held))
+}
+
+/// A whole snapshot, of its keys those that are wanted.
+async fn snapshot(
+    link: &mut Link,
+    key: &str,
+    wanted: impl Fn(u64) -> bool,
+) -> Result<Option<(Header, BTreeSet<u64>)>, RedisIndexError> {
+    let length: usize = link.run(redis::cmd("STRLEN").arg(key), ANSWER_WITHIN).await?;
+    let bytes: Vec<u8> = link.run(redis::cmd("GET").arg(key), ANSWER_WITHIN + transfer_time(length)).await?;
     if bytes.is_empty() {
         return Ok(None);
     }
     let (header, rest) = Header::decode(&bytes)?;
-    let keys_held = header.keys(rest)?.iter().map(|key| u64::from_le_bytes(*key));
-    let mut held: BTreeSet<u64> = keys_held.filter(|key| wanted(*key)).collect();
-    replay(link, worker, header.at, header.behind, |event| match event {
-        BlockEvent::Stored(keys) => held.extend(keys.into_iter().filter(|key| wanted(*key))),
-        BlockEvent::Removed(keys) => held.retain(|key| !keys.contains(key)),
-        BlockEvent::Cleared => held.clear(),
-    })
-    .await?;
-    Ok(Some(held))
+    let held =
+        header.keys(rest)?.iter().map(|key| u64::from_le_bytes(*key)).filter(|key| wanted(*key)).collect();
+    Ok(Some((header, held)))
 }
 
 /// Tells the events of a worker that a snapshot does not include.

@@ -33,6 +33,13 @@ pub(super) enum Kind {
     Cluster,
 }
 
+impl RedisUrl {
+    /// Whether connections are encrypted.
+    pub fn tls(&self) -> bool {
+        self.tls
+    }
+}
+
 impl FromStr for RedisUrl {
     type Err = RedisIndexError;
 

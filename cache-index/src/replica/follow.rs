@@ -49,7 +49,7 @@ impl Replica {
     /// Takes in one batch of a stream from which batches may be missing or come again. `batch.seq` counts within
     /// `generation`.
     pub fn follow(&self, generation: u64, batch: &EventBatch, now: Instant) -> Applied {
-        let (holder, applied) = match self.table.write().advance(generation, batch, now) {
+        let (holder, applied) = match self.table.lock().advance(generation, batch, now) {
             Ok(advanced) => advanced,
             Err(refused) => return refused,
         };
@@ -59,7 +59,7 @@ impl Replica {
 
     /// Whether a snapshot is of use.
     pub fn wants(&self, worker: &WorkerId, at: Position) -> Result<(), NotInstalled> {
-        let table = self.table.read();
+        let table = self.table.lock();
         match table.lives.get(worker) {
             Some(holder) if at.epoch <= table.lives.worker(holder).epoch => table.judge(holder, at),
             _ => Ok(()),
@@ -73,7 +73,7 @@ impl Replica {
         at: Position,
         now: Instant,
     ) -> Result<Install<'_>, NotInstalled> {
-        let mut table = self.table.write();
+        let mut table = self.table.lock();
         let holder = table.lives.enroll(worker, at.epoch).ok_or(NotInstalled::Full)?;
         table.judge(holder, at)?;
         let life = Some(table.lives.prepare(holder).ok_or(NotInstalled::Full)?);
@@ -83,7 +83,7 @@ impl Replica {
     /// Workers of which nothing was ever heard in their epoch, or of which something was missed; and whether somebody
     /// enrolled them, as opposed to names that only the index knows.
     pub fn behind(&self) -> Vec<(WorkerId, bool)> {
-        let table = self.table.read();
+        let table = self.table.lock();
         let behind = table.lives.ids(|worker| worker.is_behind());
         let is_member =
             |id: &WorkerId| table.lives.get(id).is_some_and(|holder| table.lives.worker(holder).member);
@@ -92,7 +92,7 @@ impl Replica {
 
     /// Up to where the worker was followed.
     pub fn position(&self, worker: &WorkerId) -> Option<Position> {
-        let table = self.table.read();
+        let table = self.table.lock();
         let known = table.lives.worker(table.lives.get(worker)?);
         Some(Position { epoch: known.epoch, generation: known.generation, seq: known.seq })
     }
@@ -100,7 +100,7 @@ impl Replica {
     /// Forgets workers that nobody enrolled and that have said nothing since `cutoff`: left over from before this process.
     pub fn forget_strangers(&self, cutoff: Instant) -> usize {
         let stranger = |heard: Option<Instant>| heard.is_none_or(|heard| heard < cutoff);
-        let strangers = self.table.read().lives.ids(|worker| !worker.member && stranger(worker.heard));
+        let strangers = self.table.lock().lives.ids(|worker| !worker.member && stranger(worker.heard));
         strangers.iter().for_each(|id| self.forget(id));
         strangers.len()
     }
@@ -111,13 +111,13 @@ impl Install<'_> {
     pub fn add(&self, keys: &[u64]) {
         let Some(life) = self.life else { return };
         for piece in keys.chunks(BLOCKS_PER_LOCK) {
-            self.replica.table.write().fill(life, piece);
+            self.replica.table.lock().fill(life, piece);
         }
     }
 
     /// Makes the snapshot what is known of the worker, unless that has moved on meanwhile.
     pub fn finish(mut self) -> Result<(), NotInstalled> {
-        let mut table = self.replica.table.write();
+        let mut table = self.replica.table.lock();
         if table.lives.get(&self.worker) != Some(self.holder) {
             return Err(NotInstalled::OtherLife);
         }
@@ -135,7 +135,7 @@ impl Install<'_> {
 impl Drop for Install<'_> {
     fn drop(&mut self) {
         if let Some(life) = self.life.take() {
-            self.replica.table.write().lives.discard(life);
+            self.replica.table.lock().lives.discard(life);
         }
     }
 }

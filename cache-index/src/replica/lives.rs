@@ -1,10 +1,14 @@
 //! Workers and their lives: what an older life held stops matching at once and is swept later.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
+
 use hashbrown::HashMap;
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use tokio::time::Instant;
 
 use super::Holder;
+use super::paged::Paged;
 use super::slots::NO_LIFE;
 use super::walk::Bits;
 
@@ -22,8 +26,6 @@ pub(super) struct Worker {
     pub(super) heard: Option<Instant>,
     /// A member of the cluster, and not merely a name in the index.
     pub(super) member: bool,
-    /// Changes whenever all that was held or expected became void.
-    pub(super) tenure: u64,
     /// Under which number its blocks stand; a new one whenever all of them became void.
     pub(super) life: u16,
     suspended: bool,
@@ -39,7 +41,6 @@ impl Worker {
             missed: None,
             heard: None,
             member: false,
-            tenure: 0,
             life: NO_LIFE,
             suspended: false,
             id,
@@ -52,30 +53,78 @@ impl Worker {
     }
 }
 
-/// All workers and the numbers of their lives.
+/// What lookups read.
+#[derive(Default)]
+pub(super) struct LifeView {
+    /// Lives that may match, 64 an entry.
+    live: Paged<AtomicU64>,
+    /// Entries of `live`.
+    words: AtomicUsize,
+    /// Whose life it is.
+    owners: Paged<AtomicU16>,
+    /// One past the highest holder.
+    holders: AtomicUsize,
+    /// Of each holder.
+    tenures: Paged<AtomicU64>,
+}
+
+/// All workers and the numbers of their lives, as their writer has them.
 #[derive(Default)]
 pub(super) struct Lives {
+    view: Arc<LifeView>,
     workers: Vec<Worker>,
     by_id: HashMap<WorkerId, Holder>,
     vacant: Vec<Holder>,
-    /// Whose life it is.
-    owners: Vec<Holder>,
-    /// Blocks that stand under it.
+    /// Blocks that stand under each life.
     blocks: Vec<u64>,
-    /// Lives that may match.
-    live: Bits,
     unused: Vec<u16>,
     dead: Vec<u16>,
     last_tenure: u64,
 }
 
-impl Lives {
-    pub(super) fn live(&self) -> &Bits {
-        &self.live
+/// The owner of each life, most of them at hand.
+pub(super) struct Owners<'a> {
+    first: &'a [AtomicU16],
+    all: &'a Paged<AtomicU16>,
+}
+
+impl Owners<'_> {
+    /// As an index of holders.
+    pub(super) fn of(&self, life: u16) -> usize {
+        let owner = self.first.get(usize::from(life)).or_else(|| self.all.get(life.into()));
+        owner.map_or(0, |owner| owner.load(Ordering::Acquire).into())
+    }
+}
+
+impl LifeView {
+    /// Lives that may match now.
+    pub(super) fn live(&self) -> Bits {
+        // All words are on the first page.
+        let words = self.live.from(0).iter().take(self.words.load(Ordering::Acquire));
+        words.map(|word| word.load(Ordering::Acquire)).collect()
     }
 
-    pub(super) fn owner(&self, life: u16) -> Holder {
-        self.owners[usize::from(life)]
+    /// Whose lives they are, those of the first page; the others are asked for one by one.
+    pub(super) fn owners(&self) -> Owners<'_> {
+        Owners { first: self.owners.from(0), all: &self.owners }
+    }
+
+    /// One past the highest holder.
+    pub(super) fn holders(&self) -> usize {
+        self.holders.load(Ordering::Acquire)
+    }
+
+    /// None of a holder that never was.
+    pub(super) fn tenure(&self, holder: Holder) -> Option<u64> {
+        (usize::from(holder.0) < self.holders())
+            .then(|| self.tenures.made(holder.0.into()).load(Ordering::Acquire))
+    }
+}
+
+impl Lives {
+    /// For lookups.
+    pub(super) fn view(&self) -> Arc<LifeView> {
+        Arc::clone(&self.view)
     }
 
     pub(super) fn worker(&self, holder: Holder) -> &Worker {
@@ -123,14 +172,15 @@ impl Lives {
         let holder = self.vacant.pop().or_else(|| {
             let next = u16::try_from(self.workers.len()).ok().filter(|n| *n != NO_LIFE)?;
             self.workers.push(Worker::new(epoch, None));
+            self.view.holders.store(self.workers.len(), Ordering::Release);
             Some(Holder(next))
         })?;
         let Some(life) = self.begin(holder) else {
             self.vacant.push(holder);
             return None;
         };
-        let tenure = self.next_tenure();
-        *self.worker_mut(holder) = Worker { life, tenure, ..Worker::new(epoch, Some(id.clone())) };
+        self.begin_tenure(holder);
+        *self.worker_mut(holder) = Worker { life, ..Worker::new(epoch, Some(id.clone())) };
         self.by_id.insert(id.clone(), holder);
         Some(holder)
     }
@@ -140,9 +190,8 @@ impl Lives {
         let suspended = self.worker(holder).suspended;
         self.end(self.worker(holder).life);
         let life = self.begin(holder);
-        let tenure = self.next_tenure();
-        let worker = self.worker_mut(holder);
-        (worker.life, worker.tenure) = (life.unwrap_or(NO_LIFE), tenure);
+        self.begin_tenure(holder);
+        self.worker_mut(holder).life = life.unwrap_or(NO_LIFE);
         if suspended {
             life.into_iter().for_each(|life| self.set_live(life, false));
         }
@@ -158,11 +207,10 @@ impl Lives {
 
     /// A prepared life takes the place of the worker's current one; what is expected of the worker stays expected.
     pub(super) fn replace(&mut self, holder: Holder, life: u16) {
+        // The new one first, so that no lookup between finds neither.
+        self.set_live(life, !self.worker(holder).suspended);
         self.end(self.worker(holder).life);
-        let worker = self.worker_mut(holder);
-        worker.life = life;
-        let live = !worker.suspended;
-        self.set_live(life, live);
+        self.worker_mut(holder).life = life;
     }
 
     /// Gives a prepared life up.
@@ -192,9 +240,9 @@ impl Lives {
     pub(super) fn forget(&mut self, id: &WorkerId) {
         if let Some(holder) = self.by_id.remove(id) {
             self.end(self.worker(holder).life);
-            let tenure = self.next_tenure();
+            self.begin_tenure(holder);
             let worker = self.worker_mut(holder);
-            (worker.life, worker.id, worker.tenure) = (NO_LIFE, None, tenure);
+            (worker.life, worker.id) = (NO_LIFE, None);
             self.vacant.push(holder);
         }
     }
@@ -209,23 +257,23 @@ impl Lives {
         self.unused.extend_from_slice(lives);
     }
 
-    fn next_tenure(&mut self) -> u64 {
+    /// All that was held or expected of the holder is void.
+    fn begin_tenure(&mut self, holder: Holder) {
         self.last_tenure += 1;
-        self.last_tenure
+        self.view.tenures.made(holder.0.into()).store(self.last_tenure, Ordering::Release);
     }
 
     fn begin(&mut self, holder: Holder) -> Option<u16> {
         let life = match self.unused.pop() {
             Some(life) => life,
             None => {
-                let next = u16::try_from(self.owners.len()).ok().filter(|n| *n != NO_LIFE)?;
-                self.owners.push(holder);
+                let next = u16::try_from(self.blocks.len()).ok().filter(|n| *n != NO_LIFE)?;
                 self.blocks.push(0);
-                self.live.resize(self.owners.len().div_ceil(64), 0);
+                self.view.words.store(self.blocks.len().div_ceil(64), Ordering::Release);
                 next
             }
         };
-        self.owners[usize::from(life)] = holder;
+        self.view.owners.made(life.into()).store(holder.0, Ordering::Release);
         self.blocks[usize::from(life)] = 0;
         self.set_live(life, true);
         Some(life)
@@ -239,7 +287,11 @@ impl Lives {
     }
 
     fn set_live(&mut self, life: u16, live: bool) {
-        let (word, bit) = (&mut self.live[usize::from(life) / 64], 1 << (life % 64));
-        *word = if live { *word | bit } else { *word & !bit };
+        let (word, bit) = (self.view.live.made(u32::from(life) / 64), 1 << (life % 64));
+        if live {
+            word.fetch_or(bit, Ordering::AcqRel);
+        } else {
+            word.fetch_and(!bit, Ordering::AcqRel);
+        }
     }
 }

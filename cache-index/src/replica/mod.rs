@@ -1,10 +1,12 @@
 //! The in-process lookup structure: which worker holds how much of a chain of blocks.
 //!
-//! Lookups share a lock with each other; changes take it for a bounded piece of work at a time.
+//! Lookups read what one writer at a time changes, word by word, and wait for none: what they see of a change that is under
+//! way may be half of it, which costs a hint and no answer.
 
 mod expected;
 mod follow;
 mod lives;
+mod paged;
 mod sets;
 mod slots;
 mod sweep;
@@ -22,11 +24,12 @@ pub use follow::{Install, NotInstalled, Position};
 
 use crate::{BlockEvent, EventBatch};
 use expected::Expectations;
-use lives::Lives;
-use slots::{NO_LIFE, Slots};
+use lives::{LifeView, Lives};
+use sets::SetView;
+use slots::{NO_LIFE, SlotView, Slots};
 use sweep::Sweep;
 
-/// Blocks that change under one hold of the lock: about 100 us.
+/// Blocks that change under one hold of the writers' lock: about 100 us.
 const BLOCKS_PER_LOCK: usize = 512;
 
 /// A worker as the replica numbers it; stable for as long as the replica knows the worker.
@@ -77,9 +80,9 @@ pub struct ReplicaStats {
 }
 
 /// Who holds what, as far as this process was told.
-#[derive(Default)]
 pub struct Replica {
-    table: RwLock<Table>,
+    table: Mutex<Table>,
+    view: View,
     expectations: RwLock<Expectations>,
     sweep: Mutex<Sweep>,
     feed: OnceLock<Feed>,
@@ -94,19 +97,42 @@ struct Table {
     slots: Slots,
 }
 
+/// What lookups read of the table.
+struct View {
+    lives: Arc<LifeView>,
+    slots: Arc<SlotView>,
+    sets: Arc<SetView>,
+}
+
+impl Default for Replica {
+    fn default() -> Self {
+        let table = Table::default();
+        let (lives, slots, sets) = (table.lives.view(), table.slots.view(), table.slots.sets.view());
+        Self {
+            table: Mutex::new(table),
+            view: View { lives, slots, sets },
+            expectations: RwLock::default(),
+            sweep: Mutex::default(),
+            feed: OnceLock::new(),
+        }
+    }
+}
+
 impl Replica {
     /// How much of the chain each worker holds or, once a booked prefill should have ended, is expected to hold.
     pub fn lookup(&self, keys: &[u64], now: Instant) -> Matches {
-        let table = self.table.read();
-        let mut blocks = vec![0; table.lives.holders()];
-        walk::walk(&table.slots, table.lives.live(), keys, |life, depth| {
-            blocks[usize::from(table.lives.owner(life).0)] = depth;
+        let View { lives, slots, sets } = &self.view;
+        let (live, owners) = (lives.live(), lives.owners());
+        let mut blocks = vec![0; lives.holders()];
+        walk::walk(slots, sets, live, keys, |life, depth| {
+            // A worker has two lives for a moment when a snapshot takes the place of what was known, and a life may have
+            // got a new owner.
+            let most = blocks.get_mut(owners.of(life));
+            most.into_iter().for_each(|most| *most = depth.max(*most));
         });
         self.expectations.read().lookup(keys, now, |holder, tenure, depth| {
-            let index = usize::from(holder.0);
-            if index < blocks.len() && table.lives.worker(holder).tenure == tenure {
-                blocks[index] = blocks[index].max(depth);
-            }
+            let most = blocks.get_mut(usize::from(holder.0)).filter(|_| lives.tenure(holder) == Some(tenure));
+            most.into_iter().for_each(|most| *most = depth.max(*most));
         });
         Matches { blocks }
     }
@@ -114,7 +140,7 @@ impl Replica {
     /// Makes a worker known in this epoch and fences off what an older one held. None when 65,535 workers and void
     /// lives are known: the worker then matches nothing.
     pub fn enroll(&self, worker: &WorkerId, epoch: WorkerEpoch) -> Option<Holder> {
-        let mut table = self.table.write();
+        let mut table = self.table.lock();
         let holder = table.lives.enroll(worker, epoch)?;
         table.lives.worker_mut(holder).member = true;
         Some(holder)
@@ -122,7 +148,7 @@ impl Replica {
 
     /// The worker matches nothing until it is resumed; its blocks are kept up to date meanwhile.
     pub fn suspend(&self, holder: Holder, suspended: bool) {
-        let mut table = self.table.write();
+        let mut table = self.table.lock();
         if usize::from(holder.0) < table.lives.holders() {
             table.lives.suspend(holder, suspended);
         }
@@ -130,12 +156,12 @@ impl Replica {
 
     /// The worker is gone for good: it matches nothing from now on, and its blocks are swept later.
     pub fn forget(&self, worker: &WorkerId) {
-        self.table.write().lives.forget(worker);
+        self.table.lock().lives.forget(worker);
     }
 
     /// Takes one batch in.
     pub fn apply(&self, batch: &EventBatch) -> Applied {
-        let (holder, applied) = match self.table.write().accept(batch) {
+        let (holder, applied) = match self.table.lock().accept(batch) {
             Ok(accepted) => accepted,
             Err(refused) => return refused,
         };
@@ -152,13 +178,7 @@ impl Replica {
         from: Instant,
         until: Instant,
     ) -> Option<Expectation> {
-        let tenure = {
-            let table = self.table.read();
-            if usize::from(holder.0) >= table.lives.holders() {
-                return None;
-            }
-            table.lives.worker(holder).tenure
-        };
+        let tenure = self.view.lives.tenure(holder)?;
         self.expectations.write().add((holder, tenure), keys, from, until)
     }
 
@@ -176,13 +196,13 @@ impl Replica {
 
     /// Blocks that the worker said it holds.
     pub fn blocks_of(&self, holder: Holder) -> u64 {
-        let table = self.table.read();
+        let table = self.table.lock();
         if usize::from(holder.0) < table.lives.holders() { table.lives.blocks(holder) } else { 0 }
     }
 
     /// Sizes.
     pub fn stats(&self) -> ReplicaStats {
-        let table = self.table.read();
+        let table = self.table.lock();
         ReplicaStats {
             blocks: table.slots.len(),
             sets: table.slots.sets.len(),
@@ -202,14 +222,14 @@ impl Replica {
             match event {
                 BlockEvent::Stored(keys) => self.change(holder, batch.epoch, keys, true),
                 BlockEvent::Removed(keys) => self.change(holder, batch.epoch, keys, false),
-                BlockEvent::Cleared => self.table.write().clear(holder, batch.epoch),
+                BlockEvent::Cleared => self.table.lock().clear(holder, batch.epoch),
             }
         }
     }
 
     fn change(&self, holder: Holder, epoch: WorkerEpoch, keys: &[u64], stored: bool) {
         for piece in keys.chunks(BLOCKS_PER_LOCK) {
-            self.table.write().change(holder, epoch, piece, stored);
+            self.table.lock().change(holder, epoch, piece, stored);
         }
     }
 }

@@ -1,15 +1,19 @@
 //! Sets of lives, each kept once: the blocks of a shared prefix share their set, and equal sets have equal numbers.
 
 use std::hash::BuildHasher;
+use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
 use hashbrown::{DefaultHashBuilder, HashTable};
+
+use super::paged::Paged;
 
 /// Members up to here are kept as a list, more as bits.
 const LIST_MAX: usize = 16;
 
 /// Number of an interned set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SetId(u32);
+pub(super) struct SetId(pub(super) u32);
 
 /// Members of one set; the same members always have the same form.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -69,9 +73,14 @@ pub(super) fn ones(j: usize, word: u64) -> impl Iterator<Item = u16> {
     })
 }
 
-/// All sets in use, counted by reference.
+/// What lookups read: the members of sets in use.
+#[derive(Default)]
+pub(super) struct SetView(Paged<ArcSwapOption<Members>>);
+
+/// All sets in use, counted by reference, as their writer has them.
 #[derive(Default)]
 pub(super) struct Sets {
+    view: Arc<SetView>,
     entries: Vec<Entry>,
     free: Vec<u32>,
     by_members: HashTable<u32>,
@@ -81,7 +90,7 @@ pub(super) struct Sets {
 }
 
 struct Entry {
-    members: Members,
+    members: Arc<Members>,
     refs: u32,
 }
 
@@ -92,7 +101,19 @@ struct Change {
     to: SetId,
 }
 
+impl SetView {
+    /// The members, unless the set went out of use meanwhile.
+    pub(super) fn members(&self, set: SetId) -> Option<Arc<Members>> {
+        self.0.get(set.0)?.load_full()
+    }
+}
+
 impl Sets {
+    /// For lookups.
+    pub(super) fn view(&self) -> Arc<SetView> {
+        Arc::clone(&self.view)
+    }
+
     pub(super) fn members(&self, set: SetId) -> &Members {
         &self.entries[set.0 as usize].members
     }
@@ -104,13 +125,13 @@ impl Sets {
 
     /// The set of these sorted lives, with one more reference.
     pub(super) fn intern(&mut self, sorted: &[u16]) -> SetId {
-        let members = Members::new(sorted);
+        let members = Arc::new(Members::new(sorted));
         let hash = hash_of(&self.hasher, &members);
         if let Some(&id) = self.by_members.find(hash, |id| self.entries[*id as usize].members == members) {
             self.entries[id as usize].refs += 1;
             return SetId(id);
         }
-        let entry = Entry { members, refs: 1 };
+        let entry = Entry { members: Arc::clone(&members), refs: 1 };
         let id = match self.free.pop() {
             Some(id) => {
                 self.entries[id as usize] = entry;
@@ -121,16 +142,16 @@ impl Sets {
                 (self.entries.len() - 1) as u32
             }
         };
+        self.view.0.made(id).store(Some(members));
         let (entries, hasher) = (&self.entries, &self.hasher);
         self.by_members.insert_unique(hash, id, |id| hash_of(hasher, &entries[*id as usize].members));
         SetId(id)
     }
 
-    /// Exchanges a reference to `set` for one to the set that has `life` too.
+    /// The set that has `life` too, with one more reference unless it is the same.
     pub(super) fn with(&mut self, set: SetId, life: u16) -> SetId {
         if let Some(last) = self.last.filter(|c| c.from == set && c.life == life) {
             self.entries[last.to.0 as usize].refs += 1;
-            self.release(set);
             return last.to;
         }
         let mut lives = self.members(set).to_vec();
@@ -138,7 +159,6 @@ impl Sets {
         lives.insert(place, life);
         let to = self.intern(&lives);
         self.last = Some(Change { from: set, life, to });
-        self.release(set);
         to
     }
 
@@ -160,7 +180,8 @@ impl Sets {
         if let Ok(found) = self.by_members.find_entry(hash, |id| *id == set.0) {
             found.remove();
         }
-        self.entries[set.0 as usize].members = Members::List(Box::default());
+        self.entries[set.0 as usize].members = Arc::new(Members::List(Box::default()));
+        self.view.0.made(set.0).store(None);
         self.free.push(set.0);
         self.last = self.last.filter(|c| c.from != set && c.to != set);
     }
@@ -181,6 +202,7 @@ mod tests {
         let a = sets.intern(&many);
         let b = sets.intern(&many[..39]);
         let c = sets.with(b, many[39]);
+        sets.release(b);
         assert_eq!((a, sets.len()), (c, 1), "b is gone, c is a");
         assert_eq!(sets.members(a).to_vec(), many);
         assert_eq!(sets.without(a, many[0]), many[1..]);

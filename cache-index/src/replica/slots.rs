@@ -1,15 +1,19 @@
 //! Blocks and their holders: slots in order of arrival, found by key.
 //!
 //! Chains arrive in order, so the slot behind a block's is most often that of the next block: a walk along a chain reads
-//! memory in sequence and asks the hash tables only where a chain is broken.
+//! memory in sequence and asks the hash tables only where a chain is broken. One writer changes slots while lookups read
+//! them: a lookup never waits for more than one insertion into one of the tables.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::HashTable;
+use parking_lot::RwLock;
 
+use super::paged::Paged;
 use super::sets::{SetId, Sets};
 
-/// Slots of one chunk; chunks never move.
-const CHUNK: usize = 4096;
-/// Hash tables, each so small that its growth stalls readers for less than a millisecond or two.
+/// Hash tables, each so small that a lookup seldom meets an insertion and that its growth stalls few of them.
 const TABLES: usize = 256;
 /// Holders that fit into the slot.
 const FEW: usize = 3;
@@ -25,68 +29,134 @@ pub(super) enum Holders {
     Many(SetId),
 }
 
+/// The same in a word, so that it changes at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Packed(u64);
+
 /// One block.
-#[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
-    pub(super) key: u64,
-    pub(super) holders: Holders,
+    key: AtomicU64,
+    holders: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Slot>() == 16, "a slot is 16 bytes, which the limit of 40 an entry needs");
 
 const NOBODY: Holders = Holders::Few([NO_LIFE; FEW]);
+/// Above the lives of few holders, and above the number of a set.
+const MANY: u64 = 1 << 48;
 
-/// All blocks that anybody holds.
+/// What lookups read.
+pub(super) struct SlotView {
+    slots: Paged<Slot>,
+    tables: Box<[RwLock<HashTable<u32>>]>,
+}
+
+/// All blocks that anybody holds, as their writer has them.
 pub(super) struct Slots {
-    chunks: Vec<Vec<Slot>>,
+    view: Arc<SlotView>,
+    end: u32,
     /// Last freed, first used: a chain evicted from its tail up is refilled from its head down.
     free: Vec<u32>,
-    tables: Vec<HashTable<u32>>,
     pub(super) sets: Sets,
+}
+
+impl Packed {
+    /// Nobody holds it.
+    pub(super) const NOBODY: Self = Self::new(NOBODY);
+
+    const fn new(holders: Holders) -> Self {
+        Self(match holders {
+            Holders::Few([a, b, c]) => a as u64 | (b as u64) << 16 | (c as u64) << 32,
+            Holders::Many(set) => MANY | set.0 as u64,
+        })
+    }
+
+    pub(super) fn holders(self) -> Holders {
+        match self.0 {
+            set if set >= MANY => Holders::Many(SetId(set as u32)),
+            few => Holders::Few([few as u16, (few >> 16) as u16, (few >> 32) as u16]),
+        }
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self { key: AtomicU64::new(0), holders: AtomicU64::new(Packed::NOBODY.0) }
+    }
+}
+
+impl Slot {
+    /// Whether the block is held just so.
+    pub(super) fn is_held_by(&self, key: u64, holders: Packed) -> bool {
+        self.key.load(Ordering::Acquire) == key && self.holders.load(Ordering::Acquire) == holders.0
+    }
+
+    /// Who holds the block, if this is its slot. The key is read first and changes only while nobody holds the block.
+    pub(super) fn held(&self, key: u64) -> Option<Packed> {
+        if self.key.load(Ordering::Acquire) != key {
+            return None;
+        }
+        Some(Packed(self.holders.load(Ordering::Acquire))).filter(|holders| *holders != Packed::NOBODY)
+    }
+
+    fn holders(&self) -> Holders {
+        Packed(self.holders.load(Ordering::Acquire)).holders()
+    }
+
+    fn set_holders(&self, holders: Holders) {
+        self.holders.store(Packed::new(holders).0, Ordering::Release);
+    }
+}
+
+impl SlotView {
+    /// The block's slot, looked for at `guess` first.
+    pub(super) fn find(&self, key: u64, guess: Option<u32>) -> Option<u32> {
+        let guess = guess.filter(|i| self.slots.get(*i).is_some_and(|slot| slot.held(key).is_some()));
+        guess.or_else(|| {
+            let is_it = |i: &u32| self.key(*i) == key;
+            self.tables[table_of(key)].read().find(key, is_it).copied()
+        })
+    }
+
+    /// The slot and some of those behind it.
+    pub(super) fn from(&self, i: u32) -> &[Slot] {
+        self.slots.from(i)
+    }
+
+    /// The key that stands there; 0 where none ever stood.
+    fn key(&self, i: u32) -> u64 {
+        self.slots.get(i).map_or(0, |slot| slot.key.load(Ordering::Acquire))
+    }
 }
 
 impl Default for Slots {
     fn default() -> Self {
-        Self {
-            chunks: Vec::new(),
-            free: Vec::new(),
-            tables: (0..TABLES).map(|_| HashTable::new()).collect(),
-            sets: Sets::default(),
-        }
+        let tables = (0..TABLES).map(|_| RwLock::default()).collect();
+        let view = Arc::new(SlotView { slots: Paged::default(), tables });
+        Self { view, end: 0, free: Vec::new(), sets: Sets::default() }
     }
 }
 
 impl Slots {
+    /// For lookups.
+    pub(super) fn view(&self) -> Arc<SlotView> {
+        Arc::clone(&self.view)
+    }
+
     /// Blocks held by anybody.
     pub(super) fn len(&self) -> usize {
-        self.end() as usize - self.free.len()
+        self.end as usize - self.free.len()
     }
 
     /// One past the highest slot ever used.
     pub(super) fn end(&self) -> u32 {
-        let last = self.chunks.last().map_or(0, Vec::len);
-        (self.chunks.len().saturating_sub(1) * CHUNK + last) as u32
-    }
-
-    /// The block's slot, looked for at `guess` first.
-    pub(super) fn find(&self, key: u64, guess: u32) -> Option<u32> {
-        if self.get(guess).is_some_and(|slot| slot.key == key && slot.holders != NOBODY) {
-            return Some(guess);
-        }
-        self.tables[table_of(key)].find(key, |i| self.slot(*i).key == key).copied()
-    }
-
-    pub(super) fn holders(&self, slot: u32) -> Holders {
-        self.slot(slot).holders
+        self.end
     }
 
     /// Makes `life` a holder of the block; false if it was one.
     pub(super) fn add(&mut self, key: u64, life: u16) -> bool {
-        let Some(i) = self.find(key, self.end()) else {
-            self.insert(key, life);
-            return true;
-        };
-        let before = self.slot(i).holders;
+        let Some(i) = self.view.find(key, None) else { return self.insert(key, life) };
+        let before = self.slot(i).holders();
         let after = match before {
             Holders::Few(lives) if lives.contains(&life) => before,
             Holders::Few(lives) if lives[FEW - 1] == NO_LIFE => few_with(lives, life),
@@ -97,78 +167,66 @@ impl Slots {
             }
             Holders::Many(set) => Holders::Many(self.sets.with(set, life)),
         };
-        self.slot_mut(i).holders = after;
+        self.slot(i).set_holders(after);
+        if let (Holders::Many(set), true) = (before, before != after) {
+            self.sets.release(set);
+        }
         before != after
     }
 
     /// `life` no longer holds the block; false if it did not.
     pub(super) fn remove(&mut self, key: u64, life: u16) -> bool {
-        self.find(key, self.end()).is_some_and(|i| self.remove_at(i, life))
+        self.view.find(key, None).is_some_and(|i| self.remove_at(i, life))
     }
 
     /// The same for a slot, perhaps a free one.
     pub(super) fn remove_at(&mut self, i: u32, life: u16) -> bool {
-        let Slot { key, holders: before } = *self.slot(i);
+        let before = self.slot(i).holders();
         let after = match before {
             Holders::Few(lives) => few_without(lives, life),
             Holders::Many(set) if !self.sets.members(set).contains(life) => before,
-            Holders::Many(set) => {
-                let rest = self.sets.without(set, life);
-                let after = match *rest.as_slice() {
-                    [a, b, c] => Holders::Few([a, b, c]),
-                    _ => Holders::Many(self.sets.intern(&rest)),
-                };
-                self.sets.release(set);
-                after
-            }
+            Holders::Many(set) => match *self.sets.without(set, life).as_slice() {
+                [a, b, c] => Holders::Few([a, b, c]),
+                ref rest => Holders::Many(self.sets.intern(rest)),
+            },
         };
-        self.slot_mut(i).holders = after;
-        if before != after && after == NOBODY {
-            if let Ok(found) = self.tables[table_of(key)].find_entry(key, |j| *j == i) {
+        if before == after {
+            return false;
+        }
+        self.slot(i).set_holders(after);
+        if let Holders::Many(set) = before {
+            self.sets.release(set);
+        }
+        if after == NOBODY {
+            let mut table = self.view.tables[table_of(self.view.key(i))].write();
+            if let Ok(found) = table.find_entry(self.view.key(i), |j| *j == i) {
                 found.remove();
             }
+            drop(table);
             self.free.push(i);
         }
-        before != after
+        true
     }
 
-    fn insert(&mut self, key: u64, life: u16) {
-        let slot = Slot { key, holders: few_with([NO_LIFE; FEW], life) };
+    /// False where 32 bits number no further slot.
+    fn insert(&mut self, key: u64, life: u16) -> bool {
         let i = match self.free.pop() {
-            Some(i) => {
-                *self.slot_mut(i) = slot;
-                i
+            Some(i) => i,
+            None if self.end == u32::MAX => return false,
+            None => {
+                self.end += 1;
+                self.end - 1
             }
-            None => self.push(slot),
         };
-        let chunks = &self.chunks;
-        self.tables[table_of(key)]
-            .insert_unique(key, i, |j| chunks[*j as usize / CHUNK][*j as usize % CHUNK].key);
-    }
-
-    fn push(&mut self, slot: Slot) -> u32 {
-        let i = self.end();
-        match self.chunks.last_mut() {
-            Some(chunk) if chunk.len() < CHUNK => chunk.push(slot),
-            _ => {
-                let mut chunk = Vec::with_capacity(CHUNK);
-                chunk.push(slot);
-                self.chunks.push(chunk);
-            }
-        }
-        i
-    }
-
-    fn get(&self, i: u32) -> Option<&Slot> {
-        self.chunks.get(i as usize / CHUNK)?.get(i as usize % CHUNK)
+        let slot = self.slot(i);
+        slot.key.store(key, Ordering::Release);
+        slot.set_holders(few_with([NO_LIFE; FEW], life));
+        self.view.tables[table_of(key)].write().insert_unique(key, i, |j| self.view.key(*j));
+        true
     }
 
     fn slot(&self, i: u32) -> &Slot {
-        &self.chunks[i as usize / CHUNK][i as usize % CHUNK]
-    }
-
-    fn slot_mut(&mut self, i: u32) -> &mut Slot {
-        &mut self.chunks[i as usize / CHUNK][i as usize % CHUNK]
+        self.view.slots.made(i)
     }
 }
 

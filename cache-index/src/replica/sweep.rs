@@ -1,6 +1,6 @@
 //! Takes void lives out of the blocks' holders, a bounded piece at a time.
 
-use parking_lot::RwLock;
+use parking_lot::Mutex;
 
 use super::{BLOCKS_PER_LOCK, Table};
 
@@ -13,14 +13,14 @@ pub(super) struct Sweep {
 
 impl Sweep {
     /// Looks at up to `budget` slots; true while there is more to do.
-    pub(super) fn run(&mut self, table: &RwLock<Table>, budget: usize) -> bool {
+    pub(super) fn run(&mut self, table: &Mutex<Table>, budget: usize) -> bool {
         if self.lives.is_empty() {
-            self.lives = table.write().lives.take_dead();
+            self.lives = table.lock().lives.take_dead();
             self.next = 0;
         }
         let mut left = budget as u32;
         while left > 0 && !self.lives.is_empty() {
-            let mut table = table.write();
+            let mut table = table.lock();
             let piece = left.min(BLOCKS_PER_LOCK as u32);
             let end = table.slots.end().min(self.next + piece);
             for slot in self.next..end {

@@ -160,12 +160,51 @@ async fn what_redis_holds_can_be_looked_at() {
     let config = RedisConfig::new(redis.url().parse().unwrap());
     let holders = inspect::holders(&config, &BTreeSet::from([5, 7, 100, 9_999])).await.unwrap();
     let expected = [("a", BTreeSet::from([100])), ("b", BTreeSet::from([5, 7]))];
-    assert_eq!(holders, BTreeMap::from(expected.map(|(name, held)| (WorkerId::new(name), held))));
+    assert_eq!(holders.read, BTreeMap::from(expected.map(|(name, held)| (WorkerId::new(name), held))));
     assert_eq!(inspect::blocks_of(&config, &a.id).await.unwrap().unwrap(), a.held);
     assert_eq!(inspect::blocks_of(&config, &WorkerId::new("c")).await.unwrap(), None);
-    let mut summaries = inspect::workers(&config).await.unwrap();
+    let mut summaries = inspect::workers(&config).await.unwrap().read;
     summaries.sort_by(|a, b| a.worker.cmp(&b.worker));
     let epochs: Vec<_> = summaries.iter().map(|summary| summary.at.epoch.0).collect();
     assert_eq!(epochs, [5, 6]);
     assert!(summaries.iter().all(|summary| summary.age < PATIENCE), "{summaries:?}");
+}
+
+#[tokio::test]
+async fn a_key_that_cannot_be_read_hides_no_other() {
+    let redis = Redis::start();
+    let workers = open(&redis.url());
+    let mut all: Vec<_> =
+        ["a", "b", "c", "d"].map(|name| TestWorker::new(&workers, name, 1)).into_iter().collect();
+    all.iter_mut().for_each(|worker| worker.store(0..10));
+    eventually("four snapshots", PATIENCE, || workers.stats().snapshots_written >= 4).await;
+    let published = workers.stats().batches_published;
+    eventually("all is published", PATIENCE, || workers.stats().batches_published >= published.max(8)).await;
+    let listed = redis.command(&["KEYS", "*:snapshot:*"]);
+    let key = |worker: &str| {
+        let key = listed.split("\r\n").find(|line| line.ends_with(&format!(":snapshot:{worker}")));
+        key.expect("a snapshot").to_owned()
+    };
+    let (foreign, other_type) = (key("a"), key("b"));
+    redis.command(&["SET", &foreign, "\u{7}of another version"]);
+    redis.command(&["DEL", &other_type]);
+    redis.command(&["LPUSH", &other_type, "x"]);
+    redis.command(&["SET", "{tw1:63}:workers", "no sorted set"]);
+
+    let config = RedisConfig::new(redis.url().parse().unwrap());
+    let bad: BTreeSet<_> = [foreign.as_str(), &other_type, "{tw1:63}:workers"].into_iter().collect();
+    let rest = [WorkerId::new("c"), WorkerId::new("d")];
+    let found = inspect::workers(&config).await.unwrap();
+    assert_eq!(found.unreadable.keys().map(String::as_str).collect::<BTreeSet<_>>(), bad);
+    assert_eq!(
+        found.read.into_iter().map(|summary| summary.worker).collect::<BTreeSet<_>>(),
+        rest.clone().into()
+    );
+    let found = inspect::holders(&config, &BTreeSet::from([3])).await.unwrap();
+    assert_eq!(found.unreadable.keys().map(String::as_str).collect::<BTreeSet<_>>(), bad);
+    assert_eq!(found.read.into_keys().collect::<BTreeSet<_>>(), rest.into());
+    for (worker, key) in [("a", &foreign), ("b", &other_type)] {
+        let error = inspect::blocks_of(&config, &WorkerId::new(worker)).await.unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
+    }
 }

@@ -14,9 +14,9 @@ use crate::server::{Reply, Server};
 
 fn plan(url: &str, conversations: usize) -> Plan {
     Plan {
-        url: url.to_owned(),
+        url: url.parse().unwrap(),
         model: Some("tiny".into()),
-        api_key: Some("secret".into()),
+        api_key: Some("secret".parse().unwrap()),
         endpoint: Endpoint::Chat,
         arrivals: Arrivals::Closed { concurrency: 3 },
         workload: Workload::Synthetic(Synthetic { words: 5, shared_words: 10, groups: 1, turns: 1 }),
@@ -190,8 +190,6 @@ async fn a_plan_that_cannot_begin_says_why() {
         assert!(error.to_string().contains(expected), "{error}");
     };
     check(|plan| plan.model = None, "is the server up?").await;
-    check(|plan| plan.url = "localhost:8080".into(), "lacks http://").await;
-    check(|plan| plan.url = "https://a".into(), "https").await;
     check(|plan| plan.conversations = 0, "conversations").await;
     check(|plan| plan.arrivals = Arrivals::Poisson { per_second: f64::NAN }, "request rate").await;
     check(|plan| plan.arrivals = Arrivals::Closed { concurrency: 0 }, "concurrency").await;

@@ -6,8 +6,9 @@ use std::str::FromStr;
 const PORT_DEFAULT: u16 = 2379;
 const PREFIX_DEFAULT: &str = "/thalweg";
 
-/// Endpoints, prefix and user of an etcd cluster; never a password.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Endpoints, prefix and user of an etcd cluster; never a password. Neither `Display` nor `Debug` show the user, in whose place
+/// a password may have been written.
+#[derive(Clone, PartialEq, Eq)]
 pub struct EtcdUrl {
     tls: bool,
     user: Option<String>,
@@ -47,8 +48,13 @@ impl EtcdUrl {
 impl fmt::Display for EtcdUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "etcds" } else { "etcd" };
-        let user = self.user.iter().map(|user| format!("{user}@")).collect::<String>();
-        write!(f, "{scheme}://{user}{}{}", self.endpoints.join(","), self.prefix)
+        write!(f, "{scheme}://{}{}", self.endpoints.join(","), self.prefix)
+    }
+}
+
+impl fmt::Debug for EtcdUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EtcdUrl({self})")
     }
 }
 
@@ -129,7 +135,7 @@ mod tests {
         check("etcd://h", "etcd://h:2379/thalweg");
         check("etcd://h:1/", "etcd://h:1/thalweg");
         check("etcds://a:1,b,[::1]:3/x/y/", "etcds://a:1,b:2379,[::1]:3/x/y");
-        check("etcd://me@10.0.0.1/t", "etcd://me@10.0.0.1:2379/t");
+        check("etcd://me@10.0.0.1/t", "etcd://10.0.0.1:2379/t");
         check("etcd://[fe80::1]/t", "etcd://[fe80::1]:2379/t");
     }
 

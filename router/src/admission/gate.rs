@@ -307,6 +307,11 @@ pub struct Permit {
 }
 
 impl Permit {
+    /// It holds no room: it was booked on a worker, or has given its room back.
+    pub fn is_booked(&self) -> bool {
+        self.booked
+    }
+
     /// The request is booked on a worker, whose own load shows it from now on.
     pub fn booked(&mut self) {
         if !std::mem::replace(&mut self.booked, true) {

@@ -56,8 +56,11 @@ async fn prepare(
     let bytes = body::read(request, &api.router.config).await?;
     // To tokenise what will be refused would take time from what will not.
     api.router.refuse_when_full()?;
-    let shared = Arc::clone(api);
-    api.pool.run(move || parse_and_tokenize(&shared, endpoint, &bytes)).await
+    let parse = || {
+        let (shared, bytes) = (Arc::clone(api), bytes.clone());
+        api.pool.run(move || parse_and_tokenize(&shared, endpoint, &bytes))
+    };
+    api.router.once_acquainted(parse).await
 }
 
 fn parse_and_tokenize(

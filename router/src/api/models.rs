@@ -1,11 +1,14 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`.
 
+use std::future::ready;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
 use serde_json::{Value, json};
+use thalweg_proto::code::ErrorCode;
 
+use crate::error::RouterError;
 use crate::models::ModelEntry;
 use crate::request::common::find_model;
 
@@ -13,7 +16,12 @@ use super::Api;
 use super::error::ApiError;
 
 pub(super) async fn list(State(api): State<Arc<Api>>) -> Json<Value> {
-    let models: Vec<_> = api.router.models.list().iter().map(|m| card(m)).collect();
+    let any = || match api.router.models.list() {
+        models if models.is_empty() => Err(RouterError::new(ErrorCode::Unavailable, "no model is known")),
+        models => Ok(models),
+    };
+    let models = api.router.once_acquainted(|| ready(any())).await.unwrap_or_default();
+    let models: Vec<_> = models.iter().map(|m| card(m)).collect();
     Json(json!({"object": "list", "data": models}))
 }
 
@@ -21,7 +29,7 @@ pub(super) async fn one(
     State(api): State<Arc<Api>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = find_model(&id, &api.router.models)?;
+    let model = api.router.once_acquainted(|| ready(find_model(&id, &api.router.models))).await?;
     Ok(Json(card(&model)))
 }
 

@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
+use bytes::Bytes;
 use serde_json::{Value, json};
 
+use crate::error::RouterError;
 use crate::request::{parse_detokenize, parse_object, parse_tokenize};
+use crate::router::RouterState;
 use crate::tokenize;
 
 use super::error::ApiError;
@@ -14,9 +17,8 @@ use super::{Api, body};
 
 pub(super) async fn tokenize(State(api): State<Arc<Api>>, request: Request) -> Result<Json<Value>, ApiError> {
     let bytes = body::read(request, &api.router.config).await?;
-    let router = Arc::clone(&api.router);
-    let work = move || {
-        let request = parse_tokenize(parse_object(&bytes)?, &router.models)?;
+    let work = |bytes: &Bytes, router: &RouterState| {
+        let request = parse_tokenize(parse_object(bytes)?, &router.models)?;
         let tokens = tokenize::tokenize(&request.prompt, &request.model, None)?;
         let texts = request
             .return_token_strs
@@ -28,7 +30,7 @@ pub(super) async fn tokenize(State(api): State<Arc<Api>>, request: Request) -> R
             "token_strs": texts,
         }))
     };
-    Ok(Json(api.pool.run(work).await?))
+    Ok(Json(in_pool(&api, bytes, work).await?))
 }
 
 pub(super) async fn detokenize(
@@ -36,10 +38,22 @@ pub(super) async fn detokenize(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let bytes = body::read(request, &api.router.config).await?;
-    let router = Arc::clone(&api.router);
-    let work = move || {
-        let request = parse_detokenize(parse_object(&bytes)?, &router.models)?;
+    let work = |bytes: &Bytes, router: &RouterState| {
+        let request = parse_detokenize(parse_object(bytes)?, &router.models)?;
         Ok(json!({"prompt": request.model.tokenizer.decode(&request.tokens, false)}))
     };
-    Ok(Json(api.pool.run(work).await?))
+    Ok(Json(in_pool(&api, bytes, work).await?))
+}
+
+/// Off the reactor, and again while the model may still become known.
+async fn in_pool(
+    api: &Api,
+    bytes: Bytes,
+    work: impl Fn(&Bytes, &RouterState) -> Result<Value, RouterError> + Copy + Send + 'static,
+) -> Result<Value, RouterError> {
+    let run = || {
+        let (router, bytes) = (Arc::clone(&api.router), bytes.clone());
+        api.pool.run(move || work(&bytes, &router))
+    };
+    api.router.once_acquainted(run).await
 }

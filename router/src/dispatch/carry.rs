@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::Dispatcher;
 use super::attempt::Failed;
 use super::broken::Broken;
 use super::journey::Verdict;
 use super::stage::{Hashed, Streaming};
-use super::{Dispatcher, stopping};
 use crate::admission::Permit;
 use crate::error::RouterError;
+use crate::workers::Worker;
 
 /// Between a worker's refusal for want of room and the next try: some of its reports.
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
@@ -24,7 +24,10 @@ impl Dispatcher {
         mut permit: Permit,
     ) -> Result<Streaming, RouterError> {
         loop {
-            let alone = self.wait_for_probation(&hashed).await?;
+            hashed.trial = self.wait_for_trial(&hashed, &mut permit).await?;
+            if permit.is_booked() {
+                permit = self.gate.enter_again(permit).await?;
+            }
             let failed = match self.place(hashed, permit)? {
                 Ok(placed) => match placed.open(self.workers.router_id()).await {
                     Ok(streaming) => return Ok(streaming),
@@ -32,11 +35,11 @@ impl Dispatcher {
                 },
                 Err(unplaced) => {
                     // The worker that it was let through for is gone by now.
-                    (hashed, permit) = (unplaced.hashed, self.gate.enter_again(unplaced.permit).await?);
+                    (hashed, permit) = (unplaced.hashed, unplaced.permit);
+                    permit.booked();
                     continue;
                 }
             };
-            drop(alone);
             (hashed, permit) = self.again(failed).await?;
         }
     }
@@ -51,20 +54,20 @@ impl Dispatcher {
         Ok(streaming)
     }
 
-    /// After a failure: whether it may go on, and if so the leave to do so.
+    /// After a failure: whether it may go on.
     async fn again(&self, failed: Failed) -> Result<(Hashed, Permit), RouterError> {
         let Failed { mut hashed, permit, booking, broken } = failed;
         let worker = booking.worker();
-        let mut most_strikes = 0;
+        let mut blamed = false;
         if broken.is_exit() {
-            most_strikes = worker.exit(Instant::now());
+            blamed = self.blame_for(worker, &hashed);
         }
         if broken.is_exit() || broken.never_arrived() {
             // No new work until it reports again, so that this request does not come back to it at once.
             self.workers.lost(worker, Instant::now());
         }
-        let life = (worker.id.clone(), worker.epoch);
-        let verdict = hashed.journey.failed(&broken, life, most_strikes, self.limits);
+        hashed.trial = None;
+        let verdict = hashed.journey.failed(&broken, worker.life(), blamed, self.limits);
         let worker = worker.id.clone();
         // It is not on that worker any more while it waits for another one.
         drop(booking);
@@ -73,24 +76,24 @@ impl Dispatcher {
             Verdict::Retry => self.metrics.dispatch.retried(reason),
             Verdict::Resume => self.metrics.resumes.began(reason),
             Verdict::End(error) => return Err(error),
-            Verdict::Guilty(error) => {
-                tracing::warn!(
-                    request = hashed.request.request_id.as_str(), %worker,
-                    "prompt is refused from now on: three workers ended abnormally with it"
-                );
-                self.poison.lock().add(&hashed.request, Instant::now());
-                return Err(error);
-            }
         }
-        // Another request with the same prompt may have been found guilty meanwhile.
-        self.poison.lock().check(&hashed.request, Instant::now())?;
         let (request, tokens) = (hashed.request.request_id.as_str(), hashed.journey.progress.tokens());
         tracing::info!(request, %worker, reason, tokens, ?broken, "trying another worker");
         if broken.is_overload() {
             self.wait_for_room(&mut hashed, &broken).await?;
         }
-        let permit = self.gate.enter_again(permit).await?;
         Ok((hashed, permit))
+    }
+
+    /// A worker ended abnormally: whether this request's prompt is among those that it is put down to.
+    fn blame_for(&self, worker: &Worker, hashed: &Hashed) -> bool {
+        // Held meanwhile, so that nobody goes on before the exit that it was in is known.
+        let mut blame = self.blame.lock();
+        let now = Instant::now();
+        if let Some(in_flight) = worker.exit(now) {
+            blame.exit(&worker.life(), &in_flight, now);
+        }
+        blame.is_blamed(&hashed.prompt, &worker.life())
     }
 
     /// The worker's next reports say how full it is; until then the same pick would meet the same refusal.
@@ -103,20 +106,5 @@ impl Dispatcher {
         timeout_at(hashed.request.deadline, sleep(ROOM_PAUSE))
             .await
             .map_err(|_| Broken::Late.into_error(tokens))
-    }
-
-    /// One at a time, if two workers in a row ended with it before it brought a token.
-    async fn wait_for_probation(&self, hashed: &Hashed) -> Result<Option<SemaphorePermit<'_>>, RouterError> {
-        if !hashed.journey.on_probation() {
-            return Ok(None);
-        }
-        match timeout_at(hashed.request.deadline, self.probation.acquire()).await {
-            Ok(Ok(permit)) => {
-                self.poison.lock().check(&hashed.request, Instant::now())?;
-                Ok(Some(permit))
-            }
-            Ok(Err(_closed)) => Err(stopping()),
-            Err(_) => Err(Broken::Late.into_error(hashed.journey.progress.tokens())),
-        }
     }
 }

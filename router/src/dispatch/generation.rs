@@ -102,7 +102,7 @@ async fn to_the_end(
     ender: &ChoiceEnder,
 ) -> Result<Streaming, RouterError> {
     loop {
-        // The blocks that the prefill was expected to bring are there, and the worker has survived it.
+        // The blocks that the prefill was expected to bring are there.
         streaming.placed.booking.prefilled();
         dispatcher.account_hit(&streaming);
         buffer.push(GenerationEvent::Deltas(std::mem::take(&mut streaming.first)));
@@ -122,6 +122,7 @@ async fn follow(streaming: &mut Streaming, buffer: &Buffer, ender: &ChoiceEnder)
     let many = placed.hashed.request.n > 1;
     loop {
         ender.apply(placed);
+        placed.proves_itself();
         let progress = &mut placed.hashed.journey.progress;
         if progress.finished() {
             return Ok(());

@@ -2,6 +2,7 @@
 //! the worker is lost, before the first token or after it.
 
 mod attempt;
+mod blame;
 mod broken;
 mod buffer;
 mod carry;
@@ -14,6 +15,7 @@ mod place;
 mod poison;
 mod progress;
 pub mod stage;
+mod trial;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +40,7 @@ use crate::error::RouterError;
 use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::workers::Workers;
+use blame::Blame;
 use buffer::BufferPool;
 use journey::TryLimits;
 use lengths::OutputLengths;
@@ -62,8 +65,9 @@ pub struct Dispatcher {
     buffers: Arc<BufferPool>,
     lengths: Mutex<OutputLengths>,
     poison: Mutex<Poison>,
+    blame: Arc<Mutex<Blame>>,
     /// Held by the one request that is tried alone.
-    probation: Semaphore,
+    alone: Arc<Semaphore>,
     rng: Mutex<StdRng>,
     turn: AtomicU64,
     last_attempt: AtomicU64,
@@ -95,7 +99,8 @@ impl Dispatcher {
             buffers: BufferPool::new(config.limits.stream_buffer_bytes_max),
             lengths: Mutex::default(),
             poison: Mutex::default(),
-            probation: Semaphore::new(1),
+            blame: Arc::default(),
+            alone: Arc::new(Semaphore::new(1)),
             rng: Mutex::new(config.router_seed.map_or_else(rand::make_rng, StdRng::seed_from_u64)),
             turn: AtomicU64::new(0),
             last_attempt: AtomicU64::new(0),
@@ -139,7 +144,7 @@ impl Dispatcher {
     }
 
     async fn to_first_token(&self, hashed: Hashed) -> Result<Streaming, RouterError> {
-        self.poison.lock().check(&hashed.request, Instant::now())?;
+        self.poison.lock().check(&hashed.prompt, Instant::now())?;
         let permit = self.enter(&hashed).await?;
         self.carry(hashed, permit).await
     }

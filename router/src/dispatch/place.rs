@@ -13,6 +13,7 @@ use crate::admission::Permit;
 use crate::error::RouterError;
 use crate::policy::{Ask, Candidate, Pick, pick};
 use crate::workers::Worker;
+use crate::workers::in_flight::OnWorker;
 use crate::workers::load::Weight;
 
 /// Within this time after its predicted end a worker has said what a prefill stored.
@@ -44,7 +45,8 @@ impl Dispatcher {
         let (worker, candidate) = (&workers[index], &candidates[index]);
         let mut booking = self.workers.book(worker, weight(&hashed, candidate.cached_tokens));
         permit.booked();
-        booking.suspect(hashed.journey.strikes_at_exit());
+        let alone = hashed.trial.as_ref().is_some_and(|trial| trial.alone);
+        booking.runs(OnWorker { prompt: hashed.prompt, alone, proven: false });
         let predicted = Predicted {
             cost,
             indexed_tokens: indexed[index],
@@ -64,7 +66,9 @@ impl Dispatcher {
         );
         let to_first_token = (!hashed.journey.begun()).then_some(&predicted.cost);
         self.metrics.dispatch.picked(worker.id.as_str(), to_first_token);
-        Ok(Ok(Placed { hashed, permit, booking, predicted, attempt_id: self.next_attempt() }))
+        let unproven_from = Some(hashed.journey.progress.tokens());
+        let attempt_id = self.next_attempt();
+        Ok(Ok(Placed { hashed, permit, booking, predicted, attempt_id, unproven_from }))
     }
 
     /// No worker is ready: the queue knows what to wait for, save for an adapter, about which it knows nothing.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use thalweg_proto::code::ErrorCode;
 use tokio::time::Instant;
 
-use super::stage::Tokenized;
 use crate::error::RouterError;
+use crate::workers::in_flight::PromptId;
 
 /// How long a prompt is refused.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
@@ -17,7 +17,7 @@ const PROMPTS_MAX: usize = 1024;
 /// The prompts, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Poison {
-    prompts: VecDeque<(blake3::Hash, Instant)>,
+    prompts: VecDeque<(PromptId, Instant)>,
 }
 
 impl Poison {
@@ -30,8 +30,7 @@ impl Poison {
     }
 
     /// Refuses this prompt from now on.
-    pub(super) fn add(&mut self, request: &Tokenized, now: Instant) {
-        let prompt = hash(request);
+    pub(super) fn add(&mut self, prompt: PromptId, now: Instant) {
         self.prompts.retain(|(known, _)| *known != prompt);
         if self.prompts.len() == PROMPTS_MAX {
             self.prompts.pop_front();
@@ -39,13 +38,12 @@ impl Poison {
         self.prompts.push_back((prompt, now));
     }
 
-    /// An error if the prompt is refused. Costs nothing as long as there is none.
-    pub(super) fn check(&mut self, request: &Tokenized, now: Instant) -> Result<(), RouterError> {
+    /// An error if the prompt is refused.
+    pub(super) fn check(&mut self, prompt: &PromptId, now: Instant) -> Result<(), RouterError> {
         if self.len(now) == 0 {
             return Ok(());
         }
-        let prompt = hash(request);
-        match self.prompts.iter().find(|(known, _)| *known == prompt) {
+        match self.prompts.iter().find(|(known, _)| known == prompt) {
             None => Ok(()),
             Some((_, since)) => {
                 let left = REFUSED_FOR.saturating_sub(now.duration_since(*since));
@@ -59,32 +57,24 @@ impl Poison {
     }
 }
 
-/// Of weights and token ids: other weights may well survive it.
-fn hash(request: &Tokenized) -> blake3::Hash {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&request.model.fingerprint);
-    for ids in request.prompt_ids.chunks(256) {
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        hasher.update(&bytes);
-    }
-    hasher.finalize()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_support::tokenized;
+
+    fn prompt(ids: &[u32]) -> PromptId {
+        blake3::hash(&ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>())
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_prompt_is_refused_for_ten_minutes_and_others_are_not() {
         let mut poison = Poison::default();
-        poison.check(&tokenized(&[1, 2]), Instant::now()).unwrap();
-        poison.add(&tokenized(&[1, 2]), Instant::now());
-        let error = poison.check(&tokenized(&[1, 2]), Instant::now()).unwrap_err();
+        poison.check(&prompt(&[1, 2]), Instant::now()).unwrap();
+        poison.add(prompt(&[1, 2]), Instant::now());
+        let error = poison.check(&prompt(&[1, 2]), Instant::now()).unwrap_err();
         assert_eq!((error.code, error.message.contains("600 s")), (ErrorCode::WorkerCrashed, true));
-        poison.check(&tokenized(&[1, 2, 3]), Instant::now()).unwrap();
+        poison.check(&prompt(&[1, 2, 3]), Instant::now()).unwrap();
         tokio::time::advance(REFUSED_FOR).await;
-        poison.check(&tokenized(&[1, 2]), Instant::now()).unwrap();
+        poison.check(&prompt(&[1, 2]), Instant::now()).unwrap();
         assert_eq!(poison.len(Instant::now()), 0);
     }
 
@@ -92,11 +82,11 @@ mod tests {
     async fn the_oldest_of_too_many_is_forgotten() {
         let mut poison = Poison::default();
         for id in 0..=PROMPTS_MAX as u32 {
-            poison.add(&tokenized(&[id]), Instant::now());
+            poison.add(prompt(&[id]), Instant::now());
         }
-        poison.add(&tokenized(&[2]), Instant::now());
+        poison.add(prompt(&[2]), Instant::now());
         assert_eq!(poison.len(Instant::now()), PROMPTS_MAX);
-        poison.check(&tokenized(&[0]), Instant::now()).unwrap();
-        poison.check(&tokenized(&[1]), Instant::now()).unwrap_err();
+        poison.check(&prompt(&[0]), Instant::now()).unwrap();
+        poison.check(&prompt(&[1]), Instant::now()).unwrap_err();
     }
 }

@@ -8,10 +8,12 @@ use tokio::time::Instant;
 
 use super::attempt::Source;
 use super::journey::Journey;
+use super::trial::Trial;
 use crate::admission::Permit;
 use crate::models::ModelEntry;
 use crate::policy::Cost;
 use crate::workers::Booking;
+use crate::workers::in_flight::PromptId;
 
 /// Blocks that `prefix_hash` looks at: enough to tell conversations apart, few enough that their turns agree.
 const PREFIX_KEY_BLOCKS: usize = 4;
@@ -52,6 +54,10 @@ pub(super) struct Hashed {
     pub(super) prefix_key: u64,
     /// What became of it so far.
     pub(super) journey: Journey,
+    /// What it is known by where workers end with it.
+    pub(super) prompt: PromptId,
+    /// Its prompt is suspected of ending workers.
+    pub(super) trial: Option<Trial>,
     /// Since when workers have refused it because they are full.
     pub(super) full_since: Option<Instant>,
 }
@@ -63,6 +69,8 @@ pub(super) struct Placed {
     pub(super) booking: Booking,
     pub(super) predicted: Predicted,
     pub(super) attempt_id: u64,
+    /// Tokens that it had before, until it has brought enough new ones.
+    pub(super) unproven_from: Option<usize>,
 }
 
 /// For which no worker was ready.
@@ -115,6 +123,18 @@ impl Tokenized {
         };
         let vocab_size = self.model.tokenizer.vocab_size();
         let journey = Journey::new(self.n, self.sampling.max_tokens, vocab_size);
-        Hashed { request: self, keys, prefix_key, journey, full_since: None }
+        let prompt = prompt_id(&self.model.fingerprint, &self.prompt_ids);
+        Hashed { request: self, keys, prefix_key, journey, prompt, trial: None, full_since: None }
     }
+}
+
+/// Of weights and token ids: other weights may well survive it.
+fn prompt_id(fingerprint: &[u8], prompt_ids: &[u32]) -> PromptId {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(fingerprint);
+    for ids in prompt_ids.chunks(256) {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        hasher.update(&bytes);
+    }
+    hasher.finalize()
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use thalweg_cache_index::{Expectation, Replica};
 
 use super::Workers;
+use super::in_flight::OnWorker;
 use super::load::Weight;
 use super::worker::Worker;
 
@@ -37,16 +38,19 @@ impl Booking {
         self.expected = Some((replica, expectation));
     }
 
-    /// Strikes that the request has if the worker ends abnormally before it brought a token.
-    pub fn suspect(&self, strikes: u32) {
-        self.worker.suspect(self.number, strikes);
+    /// What the worker runs for it.
+    pub(crate) fn runs(&self, prompt: OnWorker) {
+        self.worker.add_in_flight(self.number, prompt);
     }
 
-    /// The prefill was done: what was expected is true, and lapses by itself once the worker has said so. The worker has
-    /// survived it.
+    /// It has brought tokens enough to show that it does no harm at once.
+    pub(crate) fn proven(&self) {
+        self.worker.proven(self.number);
+    }
+
+    /// The prefill was done: what was expected is true, and lapses by itself once the worker has said so.
     pub fn prefilled(&mut self) {
         self.expected = None;
-        self.worker.suspect(self.number, 1);
     }
 }
 

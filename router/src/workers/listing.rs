@@ -38,11 +38,14 @@ impl Listing {
         self.members.contains_key(address)
     }
 
-    /// The worker gets no new work at this address: it drains, or its name is listed at another address only.
+    /// The worker gets no new work at this address: it drains, or its name is listed at another address only, where it takes
+    /// work.
     pub(super) fn withdraws(&self, address: &GrpcAddress, worker: &WorkerId) -> bool {
         match self.members.get(address) {
             Some(member) => member.draining,
-            None => self.members.values().any(|member| member.id.as_ref() == Some(worker)),
+            None => {
+                self.members.values().any(|member| member.id.as_ref() == Some(worker) && !member.draining)
+            }
         }
     }
 
@@ -118,6 +121,7 @@ mod tests {
         check(2, "b", true);
         check(3, "c", false);
         check(9, "a", true);
+        check(9, "b", false);
         check(9, "d", false);
     }
 }

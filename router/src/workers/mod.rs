@@ -3,12 +3,13 @@
 mod booking;
 mod catalog;
 mod connection;
+pub(crate) mod failures;
 pub mod health;
+pub(crate) mod in_flight;
 mod listing;
 pub mod load;
 mod member;
 mod room;
-mod suspects;
 mod tokenizers;
 mod worker;
 
@@ -32,6 +33,7 @@ pub use worker::Worker;
 
 use crate::models::{ModelEntry, Models};
 use crate::policy::Speed;
+use failures::{Failures, Life};
 use health::{HealthEvent, HealthState};
 use listing::Listing;
 use load::Weight;
@@ -48,6 +50,7 @@ pub struct Workers {
     /// Locked before `by_address` where both are needed.
     listing: Mutex<Listing>,
     mass_loss: AtomicUsize,
+    failures: Mutex<Failures>,
     by_address: Mutex<HashMap<GrpcAddress, Arc<Worker>>>,
     list: ArcSwap<Vec<Arc<Worker>>>,
     medians: ArcSwap<HashMap<LikeWorkers, Speed>>,
@@ -88,6 +91,7 @@ impl Workers {
             tokenizers: Tokenizers::default(),
             listing: Mutex::default(),
             mass_loss: AtomicUsize::new(0),
+            failures: Mutex::default(),
             by_address: Mutex::default(),
             list: ArcSwap::default(),
             medians: ArcSwap::default(),
@@ -139,6 +143,11 @@ impl Workers {
         let _ = ready.wait_for(|ready| *ready >= count).await;
     }
 
+    /// Tells whenever workers come, go or change their state, after the models that they serve are known.
+    pub(crate) fn changes(&self) -> watch::Receiver<usize> {
+        self.ready.subscribe()
+    }
+
     /// Blocks that the cache index knows the worker to hold.
     pub fn indexed_blocks(&self, worker: &Worker) -> u64 {
         worker.holder.map_or(0, |holder| self.replica.blocks_of(holder))
@@ -156,8 +165,8 @@ impl Workers {
         let mut changed = false;
         for worker in self.list.load().iter() {
             worker.forgive(stall);
-            if worker.refresh(now) {
-                self.state_changed(worker);
+            if let Some(before) = worker.refresh(now) {
+                self.state_changed(worker, before, now);
                 changed = true;
             }
         }
@@ -176,10 +185,13 @@ impl Workers {
         listing.update(list, now);
         let workers: Vec<Arc<Worker>> = self.by_address.lock().values().cloned().collect();
         let withdrawn = |worker: &Worker| listing.withdraws(&worker.address, &worker.id);
-        let changed: Vec<&Arc<Worker>> =
-            workers.iter().filter(|w| w.on_health(HealthEvent::Withdrawn(withdrawn(w)), now)).collect();
+        let change = |w: &Arc<Worker>| {
+            let before = w.on_health(HealthEvent::Withdrawn(withdrawn(w)), now)?;
+            Some((Arc::clone(w), before))
+        };
+        let changed: Vec<(Arc<Worker>, HealthState)> = workers.iter().filter_map(change).collect();
         drop(listing);
-        changed.iter().for_each(|worker| self.state_changed(worker));
+        changed.iter().for_each(|(worker, before)| self.state_changed(worker, *before, now));
         if !changed.is_empty() {
             self.rebuild();
         }
@@ -223,7 +235,10 @@ impl Workers {
         let former = by_address.insert(worker.address.clone(), Arc::clone(&worker));
         drop((listing, by_address));
         if let Some(former) = former {
-            former.on_health(HealthEvent::Replaced, Instant::now());
+            let now = Instant::now();
+            if let Some(before) = former.on_health(HealthEvent::Replaced, now) {
+                self.note_failure(&former, before, now);
+            }
         }
         self.rebuild();
         Some(worker)
@@ -248,7 +263,7 @@ impl Workers {
         let medians = self.medians.load();
         worker.report(report, &self.router_id, medians.get(&LikeWorkers::of(worker)), now);
         if worker.state() != before {
-            self.state_changed(worker);
+            self.state_changed(worker, before, now);
             self.rebuild();
         }
         self.room_changed();
@@ -256,14 +271,37 @@ impl Workers {
 
     /// The connection to it broke.
     pub(crate) fn lost(&self, worker: &Worker, now: Instant) {
-        if worker.on_health(HealthEvent::Lost, now) {
-            self.state_changed(worker);
+        if let Some(before) = worker.on_health(HealthEvent::Lost, now) {
+            self.state_changed(worker, before, now);
             self.rebuild();
         }
     }
 
-    fn state_changed(&self, worker: &Worker) {
+    /// When a worker of these weights failed last.
+    pub(crate) fn last_failure(&self, fingerprint: &[u8]) -> Option<Instant> {
+        self.failures.lock().last(fingerprint)
+    }
+
+    /// Whether a worker of these weights other than `lives` failed within that time.
+    pub(crate) fn failed_beside(
+        &self,
+        fingerprint: &[u8],
+        lives: &[Life],
+        (from, to): (Instant, Instant),
+    ) -> bool {
+        self.failures.lock().any_beside(fingerprint, lives, from, to)
+    }
+
+    fn note_failure(&self, worker: &Worker, before: HealthState, now: Instant) {
+        if before == HealthState::Ready && matches!(worker.state(), HealthState::Suspect | HealthState::Gone)
+        {
+            self.failures.lock().add(worker.life(), worker.about.fingerprint.clone(), now);
+        }
+    }
+
+    fn state_changed(&self, worker: &Worker, before: HealthState, now: Instant) {
         let state = worker.state();
+        self.note_failure(worker, before, now);
         tracing::info!(worker = %worker.id, state = state.as_str(), "worker state changed");
         // One that moved is known at two addresses for a while, and shares its number in the index.
         let lives_elsewhere = |w: &Arc<Worker>| {

@@ -13,9 +13,10 @@ use thalweg_proto::v1::worker_client::WorkerClient;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::failures::Life;
 use super::health::{Health, HealthEvent, HealthState};
+use super::in_flight::{InFlight, OnWorker};
 use super::load::{LoadBook, LoadView, Weight};
-use super::suspects::Suspects;
 use crate::policy::Speed;
 
 /// A (worker, epoch). After a restart there is another one, so that nothing of the old life counts for the new.
@@ -24,6 +25,8 @@ pub struct Worker {
     pub id: WorkerId,
     /// When it began.
     pub epoch: WorkerEpoch,
+    /// Since when this router knows it.
+    pub(crate) since: Instant,
     /// Where it listens.
     pub address: GrpcAddress,
     /// What it said of itself.
@@ -38,7 +41,7 @@ pub struct Worker {
 struct Inner {
     health: Health,
     load: LoadBook,
-    suspects: Suspects,
+    in_flight: InFlight,
     confidence: Confidence,
     /// Prompt tokens of the requests that it began.
     prompt_tokens: u64,
@@ -58,6 +61,7 @@ impl Worker {
         Self {
             id: WorkerId::new(about.worker_id.as_str()),
             epoch: WorkerEpoch(about.epoch),
+            since: now,
             address,
             holder,
             client,
@@ -65,13 +69,18 @@ impl Worker {
             inner: Mutex::new(Inner {
                 health,
                 load: LoadBook::default(),
-                suspects: Suspects::default(),
+                in_flight: InFlight::default(),
                 confidence: Confidence::default(),
                 prompt_tokens: 0,
                 speed,
             }),
             about,
         }
+    }
+
+    /// Name and epoch.
+    pub(crate) fn life(&self) -> Life {
+        (self.id.clone(), self.epoch)
     }
 
     /// A handle to its gRPC service; all handles share one connection.
@@ -140,16 +149,25 @@ impl Worker {
     pub(super) fn unbook(&self, number: u64) {
         let mut inner = self.inner.lock();
         inner.load.unbook(number, Instant::now());
-        inner.suspects.remove(number);
+        inner.in_flight.remove(number);
     }
 
-    pub(super) fn suspect(&self, number: u64, strikes: u32) {
-        self.inner.lock().suspects.set(number, strikes);
+    pub(super) fn add_in_flight(&self, number: u64, prompt: OnWorker) {
+        self.inner.lock().in_flight.add(number, prompt);
     }
 
-    /// It ended abnormally: the most strikes of all requests of this router that were in flight on it.
-    pub(crate) fn exit(&self, now: Instant) -> u32 {
-        self.inner.lock().suspects.exit(now)
+    pub(super) fn proven(&self, number: u64) {
+        self.inner.lock().in_flight.proven(number);
+    }
+
+    /// Whether such a request of this router is in flight on it.
+    pub(crate) fn runs(&self, is_it: impl Fn(&OnWorker) -> bool) -> bool {
+        self.inner.lock().in_flight.any(is_it)
+    }
+
+    /// It ended abnormally: what this router had in flight on it, for the first that notices.
+    pub(crate) fn exit(&self, now: Instant) -> Option<Vec<OnWorker>> {
+        self.inner.lock().in_flight.exit(now)
     }
 
     /// Takes in a report; `median` is the measured speed of workers on the same hardware.
@@ -173,7 +191,8 @@ impl Worker {
         self.on_health(event, now);
     }
 
-    pub(super) fn on_health(&self, event: HealthEvent, now: Instant) -> bool {
+    /// The state before, if the event has changed it.
+    pub(super) fn on_health(&self, event: HealthEvent, now: Instant) -> Option<HealthState> {
         self.inner.lock().health.on(event, now);
         self.refresh(now)
     }
@@ -183,11 +202,16 @@ impl Worker {
         self.inner.lock().health.forgive(stall);
     }
 
-    /// Lets time pass; true when the state changed.
-    pub(super) fn refresh(&self, now: Instant) -> bool {
+    /// Lets time pass; the state before, if it has changed.
+    pub(super) fn refresh(&self, now: Instant) -> Option<HealthState> {
         let inner = self.inner.lock();
         let state = inner.health.state(now);
-        self.state.send_if_modified(|current| std::mem::replace(current, state) != state)
+        let mut before = None;
+        self.state.send_if_modified(|current| {
+            before = (*current != state).then(|| std::mem::replace(current, state));
+            before.is_some()
+        });
+        before
     }
 
     /// What it measured itself, where it has samples enough, else the profile that it came with.

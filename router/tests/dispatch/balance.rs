@@ -55,7 +55,8 @@ async fn routers_see_each_others_load() {
     // routing-11.
     let stage = stage(4, vec![Step::Hold(1); 80]).await;
     let membership = Arc::new(Members::new(stage.workers.iter().map(|w| w.address.clone())));
-    let other_config = thalweg_router::config::RouterConfig { router_id: "other".to_owned(), ..config() };
+    let other_config =
+        thalweg_router::config::RouterConfig { router_id: Some("other".to_owned()), ..config() };
     let other = Router::start(other_config, membership, Arc::new(MemoryIndex::new())).await.unwrap();
     other.state().workers.wait_for_ready(4).await;
     let mut held = Vec::new();

@@ -1,8 +1,11 @@
 //! Where the index says that a prompt lies.
 
+use std::sync::atomic::Ordering;
+
 use thalweg_cache_index::{BlockEvent, CacheIndex, EventBatch};
 use thalweg_proto::block_hash::{HashRoot, full_blocks};
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
+use thalweg_router::dispatch::GenerationEvent;
 
 use crate::{read, stage};
 
@@ -28,6 +31,24 @@ async fn a_prompt_goes_where_its_blocks_lie_and_experience_corrects_the_index() 
     for line in ["predicted_cached_tokens_total 96", "actual_cached_tokens_total 0"] {
         assert!(metrics.contains(&format!("thalweg_router_{line}\n")), "{metrics}");
     }
+}
+
+#[tokio::test]
+async fn predictions_that_come_true_keep_their_confidence() {
+    let stage = stage(2, vec![]).await;
+    let events = vec![BlockEvent::Stored(stage.keys())];
+    stage.index.publish(EventBatch { worker: WorkerId::new("w1"), epoch: WorkerEpoch(1), seq: 1, events });
+    stage.scene.cached_tokens.store(96, Ordering::SeqCst);
+    for _ in 0..5 {
+        let mut generation = stage.dispatch(2).await.unwrap();
+        assert_eq!(generation.worker().as_str(), "w1");
+        let Some(Ok(GenerationEvent::Prompt(info))) = generation.next().await else { panic!("no prompt") };
+        assert_eq!(info.cached_tokens, 96);
+        read(generation).await.1.unwrap();
+    }
+    let ratio = stage.worker("w1").confidence().ratio();
+    assert!((ratio - 1.0).abs() < 1e-9, "what the client was told is accounted as well: {ratio}");
+    assert!(stage.shows("thalweg_router_actual_cached_tokens_total 480"));
 }
 
 #[tokio::test]

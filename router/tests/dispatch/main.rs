@@ -46,7 +46,7 @@ struct Stage {
 fn config() -> RouterConfig {
     RouterConfig {
         http: ([127, 0, 0, 1], 0).into(),
-        router_id: "router".to_owned(),
+        router_id: Some("router".to_owned()),
         router_seed: Some(11),
         ..RouterConfig::default()
     }

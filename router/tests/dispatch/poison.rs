@@ -48,15 +48,22 @@ async fn a_prompt_kills_three_workers_at_most_and_is_then_refused() {
 
 #[tokio::test]
 async fn requests_with_the_prompt_of_a_guilty_one_end_with_it() {
-    // Three that go side by side may take three workers each before the first is found guilty.
-    let stage = stage(10, vec![]).await;
-    stage.scene.by_first_token.lock().insert(POISON, Step::CrashAfter(0));
-    let tasks: Vec<_> = (0..3).map(|_| stage.spawn(poison(&stage))).collect();
-    for task in tasks {
-        assert_eq!(task.await.unwrap().1.unwrap_err().code, ErrorCode::WorkerCrashed);
+    for copies in [2, 3, 4] {
+        let stage = stage(10, vec![]).await;
+        // Copies that are there together end together.
+        stage.scene.by_first_token.lock().insert(POISON, Step::CrashIn(Duration::from_millis(200)));
+        let tasks: Vec<_> = (0..copies).map(|_| stage.spawn(poison(&stage))).collect();
+        for task in tasks {
+            assert_eq!(task.await.unwrap().1.unwrap_err().code, ErrorCode::WorkerCrashed);
+        }
+        let mut killed = served_by(&stage, POISON);
+        killed.sort();
+        killed.dedup();
+        // Nobody knew of it when they began; after that no more are risked than three altogether.
+        assert!((3..=copies.max(3)).contains(&killed.len()), "{copies} copies: {killed:?}");
+        assert!(stage.shows("thalweg_router_poisoned_prompts 1"));
+        stage.wait_until_idle().await;
     }
-    assert!(stage.shows("thalweg_router_poisoned_prompts 1"));
-    stage.wait_until_idle().await;
 }
 
 #[tokio::test]
@@ -88,4 +95,50 @@ async fn streams_that_shared_its_workers_survive_and_are_not_refused() {
     assert!(stage.shows("thalweg_router_poisoned_prompts 1"), "only the guilty one");
     assert_eq!(served_by(&stage, POISON).len(), 3);
     stage.wait_until_idle().await;
+}
+
+#[tokio::test]
+async fn requests_whose_workers_are_all_killed_are_not_to_blame() {
+    for same_prompt in [false, true] {
+        let mut stage = stage(3, vec![]).await;
+        let requests = (0..12).map(|i| {
+            let first = if same_prompt { 1_000 } else { 1_000 + i };
+            stage.scene.by_first_token.lock().insert(first, Step::Paced(Duration::from_millis(100)));
+            stage.spawn(Tokenized { prompt_ids: [first, 1, 2].into(), ..stage.request(20) })
+        });
+        let requests: Vec<_> = requests.collect();
+        stage.scene.wait_for_seen(12).await;
+        // Each life ends before anybody has brought a token in it, three times around.
+        for epoch in 2..5 {
+            for worker in 0..3 {
+                stage.restart(worker, epoch);
+            }
+        }
+        for request in requests {
+            assert_eq!(request.await.unwrap(), ((0..20).collect(), Ok(())), "same prompt: {same_prompt}");
+        }
+        assert!(stage.shows("thalweg_router_poisoned_prompts 0"));
+        stage.wait_until_idle().await;
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_is_killed_beside_a_trial_proves_another_cause() {
+    let mut stage = stage(5, vec![]).await;
+    stage.scene.by_first_token.lock().insert(POISON, Step::Hold(0));
+    let suspected = stage.spawn(poison(&stage));
+    let mut served = 0;
+    for trial in [false, false, true] {
+        served += 1;
+        stage.scene.wait_for_seen(served).await;
+        let its_worker = index_of(&stage.scene.seen()[served - 1].0);
+        stage.workers[its_worker].kill();
+        if trial {
+            let another = (0..5).find(|w| !served_by(&stage, POISON).contains(&format!("w{w}"))).unwrap();
+            stage.workers[another].kill();
+        }
+    }
+    stage.scene.by_first_token.lock().insert(POISON, Step::Answer);
+    assert_eq!(suspected.await.unwrap(), ((0..9).collect(), Ok(())));
+    assert!(stage.shows("thalweg_router_poisoned_prompts 0"));
 }

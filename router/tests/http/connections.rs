@@ -52,6 +52,66 @@ async fn a_connection_that_never_completes_a_request_is_closed() {
     assert_eq!(bytes_until_closed(busy).await.matches("HTTP/1.1 200").count(), 1);
 }
 
+#[tokio::test]
+async fn a_body_that_drips_is_given_up_and_a_slow_one_is_not() {
+    let stage = stage_with(|c| c.timeouts.client_stall_timeout = Duration::from_secs(1), true).await;
+    let body = completion(json!({"stream": false})).to_string();
+    let head = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    // Each byte comes well before a client counts as stalled.
+    let drips = async |parts: usize| {
+        let mut socket = raw(stage.router.http_address(), &head).await;
+        let (start, mut ticks) = (Instant::now(), tokio::time::interval(Duration::from_millis(200)));
+        for part in body.as_bytes().chunks(body.len().div_ceil(parts)) {
+            ticks.tick().await;
+            if socket.write_all(part).await.is_err() {
+                break;
+            }
+        }
+        (bytes_until_closed(socket).await, start.elapsed())
+    };
+    let ((slow, _), (dripping, took)) = tokio::join!(drips(3), drips(30));
+    assert!(slow.starts_with("HTTP/1.1 200"), "{slow}");
+    // What was on its way to a closed connection may reset it, and the answer with it.
+    assert!(dripping.is_empty() || dripping.starts_with("HTTP/1.1 400"), "{dripping}");
+    assert!(took < Duration::from_secs(4), "open for {took:?}");
+    let metrics = stage.http.get("/metrics").await.text;
+    assert!(metrics.contains("outcome=\"invalid_request\"} 1"), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_is_cut_off_and_its_worker_is_told() {
+    let stage = stage_with(|c| c.timeouts.client_stall_timeout = Duration::from_secs(1), true).await;
+    let text = "x".repeat(400);
+    stage.worker.script(move |request| {
+        let mut messages = responses(request, &text);
+        messages.pop();
+        // Alternatives of each token are more than a socket holds.
+        let endless = futures::stream::iter(messages).chain(futures::stream::pending());
+        endless.map(Ok).boxed()
+    });
+    let body = completion(json!({"stream": true, "n": 64, "logprobs": 20, "max_tokens": 450})).to_string();
+    let head = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let start = Instant::now();
+    let silent = raw(stage.router.http_address(), &head).await;
+    stage.worker.begun(1).await;
+    stage.worker.ended(1).await;
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    let cut = async {
+        while !stage.http.get("/metrics").await.text.contains("outcome=\"cancelled\"} 1") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), cut).await.expect("it is counted as cut off");
+    drop(silent);
+}
+
 /// Says a token, waits for the word, says the rest.
 fn waits(stage: &Stage) -> tokio::sync::watch::Sender<bool> {
     let go = tokio::sync::watch::Sender::new(false);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, stream};
@@ -59,6 +59,8 @@ pub(crate) struct Scene {
     /// What workers were told to abort.
     aborts: watch::Sender<Vec<v1::AbortRequest>>,
     pub(crate) tokenizers_sent: AtomicUsize,
+    /// What workers say that they had of each prompt.
+    pub(crate) cached_tokens: AtomicU32,
 }
 
 impl Scene {
@@ -279,9 +281,10 @@ impl Worker for Service {
         let pace = if let Step::Paced(pace) = step { pace } else { Duration::ZERO };
         let mut running = Running::new(self.clone(), &request);
         let late = matches!(step, Step::LateTokens);
+        let cached_tokens = self.scene.cached_tokens.load(Ordering::SeqCst);
         let messages = stream::iter((0..tokens).flat_map(move |i| {
-            let real = message(&request, request.attempt_id, i);
-            let other = late.then(|| message(&request, request.attempt_id + 1_000, 99));
+            let real = message(&request, request.attempt_id, i, cached_tokens);
+            let other = late.then(|| message(&request, request.attempt_id + 1_000, 99, 0));
             other.into_iter().chain([real])
         }));
         let messages = messages.then(move |message| async move {
@@ -364,7 +367,12 @@ enum Then {
 }
 
 /// The next token but `i` of every choice: its position, 100 times the choice added. The last one finishes the choice.
-fn message(request: &v1::GenerateRequest, attempt_id: u64, i: u32) -> v1::GenerateResponse {
+fn message(
+    request: &v1::GenerateRequest,
+    attempt_id: u64,
+    i: u32,
+    cached_tokens: u32,
+) -> v1::GenerateResponse {
     let max_tokens = request.sampling.as_ref().map_or(0, |s| s.max_tokens);
     let delta = |choice: &v1::ChoiceState| {
         let at = choice.output_ids.len() as u32 + i;
@@ -379,7 +387,7 @@ fn message(request: &v1::GenerateRequest, attempt_id: u64, i: u32) -> v1::Genera
     };
     v1::GenerateResponse {
         attempt_id,
-        prompt: (i == 0).then(v1::PromptInfo::default),
+        prompt: (i == 0).then(|| v1::PromptInfo { cached_tokens, ..Default::default() }),
         deltas: request.choices.iter().filter_map(delta).collect(),
     }
 }

@@ -27,6 +27,8 @@ pub struct FleetPlan {
     workers: usize,
     routers: usize,
     worker_args: Vec<String>,
+    /// Flags of single workers, which take the place of those of all: number, flag, value.
+    of_workers: Vec<(usize, String, String)>,
     router_args: Vec<String>,
     proxies: bool,
     alone: bool,
@@ -78,6 +80,7 @@ impl FleetPlan {
             workers: 2,
             routers: 1,
             worker_args,
+            of_workers: Vec::new(),
             router_args: Vec::new(),
             proxies: false,
             alone: false,
@@ -99,6 +102,12 @@ impl FleetPlan {
     /// Further flags of every worker.
     pub fn worker_args(mut self, args: &[&str]) -> Self {
         self.worker_args.extend(args.iter().map(|arg| (*arg).to_owned()));
+        self
+    }
+
+    /// Gives a flag another value for one worker alone, be it there from the start or added later.
+    pub fn of_worker(mut self, number: usize, flag: &str, value: &str) -> Self {
+        self.of_workers.push((number, flag.to_owned(), value.to_owned()));
         self
     }
 
@@ -338,6 +347,12 @@ impl Fleet {
             args.extend(["--advertise", address]);
         }
         args.extend(self.plan.worker_args.iter().map(String::as_str));
+        for (_, flag, value) in self.plan.of_workers.iter().filter(|(of, ..)| *of == number) {
+            match args.iter().position(|arg| arg == flag) {
+                Some(at) => args[at + 1] = value,
+                None => args.extend([flag.as_str(), value]),
+            }
+        }
         node.process = Some(Process::start(self.plan.binary, &args));
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use thalweg_proto::value;
 
 /// What only GPUs know; workers on a CPU take no notice of it.
 #[derive(Args, Clone, Debug)]
@@ -12,7 +13,7 @@ pub struct GpuConfig {
     pub gpu_memory_utilization: f64,
 
     /// Folder of NVIDIA's libraries (libcuda.so.1, libcublasLt.so.13). Default: the loader's places, pip's and /usr/local/cuda
-    #[arg(long, env = "THALWEG_CUDA_LIBRARY_PATH", value_name = "FOLDER")]
+    #[arg(long, env = "THALWEG_CUDA_LIBRARY_PATH", value_name = "FOLDER", value_parser = value::folder)]
     pub cuda_library_path: Option<PathBuf>,
 
     /// Own kernels alone: on one kind of card the same tokens whatever the batch, chunking, cache hits and preemptions
@@ -25,7 +26,7 @@ pub struct GpuConfig {
 
     /// Seconds after which a step on the GPU counts as hung and the worker ends
     #[arg(long, env = "THALWEG_GPU_STEP_TIMEOUT", value_name = "SECONDS", default_value_t = 60)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(value_parser = value::whole(1..=3600u64))]
     pub gpu_step_timeout: u64,
 
     /// Where weights come from
@@ -33,7 +34,7 @@ pub struct GpuConfig {
     pub load_format: LoadFormat,
 
     /// Of the random weights of --load-format dummy
-    #[arg(long, env = "THALWEG_SEED", value_name = "N", default_value_t = 0)]
+    #[arg(long, env = "THALWEG_SEED", value_name = "N", default_value_t = 0, value_parser = value::whole(0..=u64::MAX))]
     pub seed: u64,
 }
 
@@ -47,6 +48,6 @@ pub enum LoadFormat {
 }
 
 fn share(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
-    if value > 0.0 && value <= 1.0 { Ok(value) } else { Err("expected more than 0, at most 1".into()) }
+    let value: f64 = text.parse().map_err(|_| "expected a number above 0, at most 1".to_owned())?;
+    if value > 0.0 && value <= 1.0 { Ok(value) } else { Err("expected a number above 0, at most 1".into()) }
 }

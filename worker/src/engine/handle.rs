@@ -172,9 +172,14 @@ impl EngineHandle {
         std::mem::take(&mut self.shared.observations.lock())
     }
 
-    /// Aborts everything and waits until the engine's thread has let go of the device.
-    pub async fn shutdown(&self) {
+    /// Aborts everything.
+    pub fn stop(&self) {
         self.shared.inbox.stop();
+    }
+
+    /// The same, and waits until the engine's thread has let go of the device.
+    pub async fn shutdown(&self) {
+        self.stop();
         self.ended().await;
     }
 
