@@ -24,7 +24,7 @@ use crate::kv;
 use crate::metrics::{CacheConfig, WorkerMetrics};
 use crate::runner::Runner;
 use crate::service;
-use crate::service::{GrpcListener, GrpcServer, Identity, WorkerService};
+use crate::service::{Channels, GrpcListener, GrpcServer, Identity, WorkerService};
 use publisher::{PendingEvents, Publisher};
 
 pub use error::StartError;
@@ -92,6 +92,7 @@ impl Worker {
             tokenizer: model.tokenizer_json(),
             identity: Identity { worker_id: address.id.to_string(), epoch: epoch.0 },
             counters: metrics.events().clone(),
+            channels: Channels::default(),
             closing: closing.clone(),
             faults: faults.clone(),
         };
@@ -184,7 +185,8 @@ impl RunningWorker {
 }
 
 /// What routers may rely on. `abort_choices`: a worker that does not know the field would end the whole request.
-const FEATURES: [&str; 5] = ["resume", "logprobs", "prompt_logprobs", "logit_bias", "abort_choices"];
+const FEATURES: [&str; 6] =
+    ["resume", "logprobs", "prompt_logprobs", "logit_bias", "abort_choices", "channel"];
 
 fn describe(id: &WorkerId, epoch: WorkerEpoch, model: &SharedModel, profile: &Rates) -> v1::DescribeResponse {
     let plan = model.plan();

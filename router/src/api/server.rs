@@ -116,6 +116,8 @@ async fn connection(
     closing: Closing,
     _permit: Option<OwnedSemaphorePermit>,
 ) {
+    // Of its own: what all connections wait on together would be a lock that each token takes.
+    let closing = Closing { drain: closing.drain.child_token(), close: closing.close.child_token() };
     let seen = Arc::new(Seen::default());
     let service =
         service_fn(|request| answer(routes.clone(), request, Arc::clone(&seen), closing.drain.clone()));

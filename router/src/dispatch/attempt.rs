@@ -1,17 +1,27 @@
 //! One try of a request on one worker, up to its first new tokens.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::broken::Broken;
+use super::buffer::Buffer;
+use super::channel::{Joined, Relayed};
 use super::progress::Progress;
 use super::stage::{Hashed, Placed, Streaming};
 use crate::admission::Permit;
+use crate::error::RouterError;
 use crate::workers::Booking;
 use crate::workers::health::HealthState;
+
+/// What the last tokens may take longer in the channel than the end of their stream.
+const LAST_TOKENS: Duration = Duration::from_secs(1);
 
 /// A worker's answer as it arrives.
 pub(super) struct Source {
@@ -19,6 +29,8 @@ pub(super) struct Source {
     /// What ends it from outside: made once, since a timer for each token would cost more than the token.
     ended: BoxFuture<'static, Broken>,
     attempt_id: u64,
+    /// The way that its messages take, unless the worker sends them by the stream.
+    joined: Option<Joined>,
 }
 
 /// A try that failed; what is needed for another one.
@@ -46,8 +58,9 @@ impl Placed {
     }
 
     async fn try_open(&mut self, router_id: &str) -> Result<Opened, Broken> {
-        let message = self.message(router_id);
-        let mut source = self.call(message).await?;
+        let joined = self.channel.take().and_then(|channel| channel.join(self.attempt_id));
+        let message = self.message(router_id, joined.as_ref());
+        let mut source = self.call(message, joined).await?;
         let mut prompt = None;
         loop {
             let Some(message) = source.next().await? else { return Err(Broken::ended_early()) };
@@ -59,7 +72,11 @@ impl Placed {
         }
     }
 
-    async fn call(&self, message: v1::GenerateRequest) -> Result<Source, Broken> {
+    async fn call(
+        &self,
+        message: v1::GenerateRequest,
+        joined: Option<Joined>,
+    ) -> Result<Source, Broken> {
         let worker = self.booking.worker();
         let mut client = worker.client();
         let mut ended = ends(worker.watch_state(), self.hashed.request.deadline).boxed();
@@ -68,10 +85,10 @@ impl Placed {
             answer = client.generate(message) => answer.map_err(|status| Broken::of(&status))?.into_inner(),
             broken = &mut ended => return Err(broken),
         };
-        Ok(Source { stream, ended, attempt_id: self.attempt_id })
+        Ok(Source { stream, ended, attempt_id: self.attempt_id, joined })
     }
 
-    fn message(&self, router_id: &str) -> v1::GenerateRequest {
+    fn message(&self, router_id: &str, joined: Option<&Joined>) -> v1::GenerateRequest {
         let request = &self.hashed.request;
         let progress = &self.hashed.journey.progress;
         let mut sampling = request.sampling.clone();
@@ -93,6 +110,7 @@ impl Placed {
             booking: self.booking.number(),
             fingerprint: request.model.fingerprint.clone(),
             traceparent: request.traceparent.clone(),
+            channel: joined.map_or(0, Joined::number),
         }
     }
 }
@@ -101,17 +119,79 @@ impl Source {
     /// The next message of this attempt; None at the end.
     pub(super) async fn next(&mut self) -> Result<Option<v1::GenerateResponse>, Broken> {
         loop {
+            let joined = self.joined.as_ref();
+            let from_channel = async move {
+                match joined {
+                    Some(joined) => joined.next().await,
+                    None => std::future::pending().await,
+                }
+            };
             // A broken stream is noticed here, at once; the worker's health need not say so first.
             let message = tokio::select! {
                 biased;
+                message = from_channel => match message {
+                    Some(message) => return Ok(Some(message)),
+                    // The stream will tell why.
+                    None => {
+                        self.joined = None;
+                        continue;
+                    }
+                },
                 message = self.stream.message() => message.map_err(|status| Broken::of(&status))?,
                 broken = &mut self.ended => return Err(broken),
             };
-            match message {
-                Some(late) if late.attempt_id != self.attempt_id => {}
-                message => return Ok(message),
+            match (message, self.joined.take()) {
+                (Some(late), _) if late.attempt_id != self.attempt_id => {}
+                (None, Some(joined)) => {
+                    let last = timeout(LAST_TOKENS, joined.next()).await.ok().flatten();
+                    self.joined = last.is_some().then_some(joined);
+                    return Ok(last);
+                }
+                (message, _) => return Ok(message),
             }
         }
+    }
+
+    /// Its messages come by a channel.
+    pub(super) fn has_channel(&self) -> bool {
+        self.joined.is_some()
+    }
+
+    /// Lets the channel put new tokens into `buffer` until the last one, a failure, or `interrupt`.
+    pub(super) async fn relay(
+        &mut self,
+        progress: &mut Progress,
+        buffer: &Arc<Buffer>,
+        interrupt: impl Future<Output = ()>,
+    ) -> Result<(), Broken> {
+        let Some(joined) = &self.joined else { return Ok(()) };
+        joined.relay(std::mem::replace(progress, Progress::new(0, 0, 0)), Arc::clone(buffer));
+        let ended = tokio::select! {
+            biased;
+            relayed = joined.relayed() => Ok(relayed),
+            message = self.stream.message() => match message {
+                Ok(None) => timeout(LAST_TOKENS, joined.relayed()).await.map_err(|_| Broken::ended_early()),
+                Ok(Some(_)) => Err(Broken::of_nonsense(two_ways())),
+                Err(status) => Err(Broken::of(&status)),
+            },
+            broken = &mut self.ended => Err(broken),
+            () = interrupt => Ok(Relayed::Finished),
+        };
+        if let Some(relayed) = joined.unrelay() {
+            *progress = relayed;
+        }
+        match ended? {
+            Relayed::Finished => {}
+            Relayed::Failed(error) => return Err(Broken::of_nonsense(error)),
+            // The stream will tell why.
+            Relayed::Closed => self.joined = None,
+        }
+        Ok(())
+    }
+
+    /// Lets the worker close its stream in order.
+    pub(super) async fn close(mut self) {
+        while let Ok(Some(_)) = self.stream.message().await {}
     }
 
     /// The next deltas that `progress` has not seen.
@@ -119,6 +199,10 @@ impl Source {
         let Some(message) = self.next().await? else { return Err(Broken::ended_early()) };
         progress.take(message.deltas).map_err(Broken::of_nonsense)
     }
+}
+
+fn two_ways() -> RouterError {
+    RouterError::new(ErrorCode::Internal, "the worker sent tokens by its channel and by a stream")
 }
 
 /// Returns when the worker is given up or the request's time is over.

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -35,6 +35,7 @@ struct Shared {
     state: Mutex<State>,
     arrived: Notify,
     cut: Notify,
+    complete: AtomicBool,
 }
 
 struct State {
@@ -76,6 +77,7 @@ impl BufferPool {
             }),
             arrived: Notify::new(),
             cut: Notify::new(),
+            complete: AtomicBool::new(false),
         });
         self.buffers.lock().insert(number, Arc::clone(&shared));
         Arc::new(Buffer { number, pool: Arc::clone(self), shared })
@@ -119,6 +121,16 @@ impl Buffer {
         if total > self.pool.bytes_max {
             self.pool.cut_most_stalled();
         }
+    }
+
+    /// The next event is the last, though the task behind it has still to close what it holds.
+    pub(super) fn complete(&self) {
+        self.shared.complete.store(true, Ordering::Release);
+    }
+
+    /// Nothing is left to be cancelled.
+    pub(super) fn is_complete(&self) -> bool {
+        self.shared.complete.load(Ordering::Acquire)
     }
 
     /// Nothing comes after this.

@@ -64,8 +64,10 @@ impl Generation {
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        // The task holds stream, booking and permit: they go with it.
-        self.drain.abort();
+        // The task holds stream, booking and permit: they go with it. With the last token it lets go of them by itself.
+        if !self.buffer.is_complete() {
+            self.drain.abort();
+        }
     }
 }
 
@@ -79,12 +81,12 @@ async fn drain(dispatcher: Arc<Dispatcher>, streaming: Streaming, buffer: Arc<Bu
         () = dispatcher.stop.cancelled() => Err(super::stopping()),
     };
     match end {
-        Ok(Streaming { placed, mut source, .. }) => {
+        Ok(Streaming { placed, source, .. }) => {
             dispatcher.observe_lengths(&placed.hashed.request, &placed.hashed.journey.progress);
             buffer.end(Ok(()));
             drop(placed);
             // Dropping the stream before its trailers came would look like a cancellation to the worker.
-            let _ = tokio::time::timeout(CLOSING, source.next()).await;
+            let _ = tokio::time::timeout(CLOSING, source.close()).await;
         }
         Err(error) => {
             dispatcher.metrics.dispatch.broken(error.code);
@@ -98,7 +100,7 @@ async fn drain(dispatcher: Arc<Dispatcher>, streaming: Streaming, buffer: Arc<Bu
 async fn to_the_end(
     dispatcher: &Dispatcher,
     mut streaming: Streaming,
-    buffer: &Buffer,
+    buffer: &Arc<Buffer>,
     ender: &ChoiceEnder,
 ) -> Result<Streaming, RouterError> {
     loop {
@@ -116,7 +118,11 @@ async fn to_the_end(
     }
 }
 
-async fn follow(streaming: &mut Streaming, buffer: &Buffer, ender: &ChoiceEnder) -> Result<(), Broken> {
+async fn follow(
+    streaming: &mut Streaming,
+    buffer: &Arc<Buffer>,
+    ender: &ChoiceEnder,
+) -> Result<(), Broken> {
     let Streaming { placed, source, .. } = streaming;
     // The end of an only choice is the end of the generation.
     let many = placed.hashed.request.n > 1;
@@ -126,6 +132,11 @@ async fn follow(streaming: &mut Streaming, buffer: &Buffer, ender: &ChoiceEnder)
         let progress = &mut placed.hashed.journey.progress;
         if progress.finished() {
             return Ok(());
+        }
+        if source.has_channel() {
+            let interrupt = async { if many { ender.more().await } else { std::future::pending().await } };
+            source.relay(progress, buffer, interrupt).await?;
+            continue;
         }
         tokio::select! {
             biased;

@@ -6,6 +6,7 @@ mod blame;
 mod broken;
 mod buffer;
 mod carry;
+mod channel;
 mod ended;
 mod generation;
 mod journey;
@@ -42,6 +43,7 @@ use crate::policy::Policy;
 use crate::workers::Workers;
 use blame::Blame;
 use buffer::BufferPool;
+use channel::Channels;
 use journey::TryLimits;
 use lengths::OutputLengths;
 use poison::Poison;
@@ -59,6 +61,7 @@ pub struct Dispatcher {
     client_stall_timeout: Duration,
     queue_timeout: Duration,
     workers: Arc<Workers>,
+    channels: Arc<Channels>,
     replica: Arc<Replica>,
     gate: Arc<Gate>,
     metrics: Arc<Metrics>,
@@ -93,6 +96,7 @@ impl Dispatcher {
             client_stall_timeout: config.timeouts.client_stall_timeout,
             queue_timeout: config.timeouts.queue_timeout,
             workers,
+            channels: Arc::default(),
             replica,
             gate,
             metrics,

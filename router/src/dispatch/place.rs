@@ -68,7 +68,8 @@ impl Dispatcher {
         self.metrics.dispatch.picked(worker.id.as_str(), to_first_token);
         let unproven_from = Some(hashed.journey.progress.tokens());
         let attempt_id = self.next_attempt();
-        Ok(Ok(Placed { hashed, permit, booking, predicted, attempt_id, unproven_from }))
+        let channel = self.channels.of(worker, self.workers.router_id());
+        Ok(Ok(Placed { hashed, permit, booking, predicted, attempt_id, unproven_from, channel }))
     }
 
     /// No worker is ready: the queue knows what to wait for, save for an adapter, about which it knows nothing.

@@ -7,6 +7,7 @@ use thalweg_proto::v1;
 use tokio::time::Instant;
 
 use super::attempt::Source;
+use super::channel::Channel;
 use super::journey::Journey;
 use super::trial::Trial;
 use crate::admission::Permit;
@@ -71,6 +72,8 @@ pub(super) struct Placed {
     pub(super) attempt_id: u64,
     /// Tokens that it had before, until it has brought enough new ones.
     pub(super) unproven_from: Option<usize>,
+    /// By which its tokens may come.
+    pub(super) channel: Option<Arc<Channel>>,
 }
 
 /// For which no worker was ready.

@@ -253,6 +253,7 @@ type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Worker for Service {
     type GenerateStream = BoxStream<v1::GenerateResponse>;
+    type OpenChannelStream = BoxStream<v1::ChannelMessage>;
     type WatchLoadStream = BoxStream<v1::LoadReport>;
     type FetchTokenizerStream = BoxStream<v1::FetchTokenizerResponse>;
 
@@ -311,6 +312,13 @@ impl Worker for Service {
             last
         });
         Ok(Response::new(Box::pin(messages.chain(ending.filter_map(std::future::ready)))))
+    }
+
+    async fn open_channel(
+        &self,
+        _request: Request<v1::OpenChannelRequest>,
+    ) -> Result<Response<Self::OpenChannelStream>, Status> {
+        Err(Status::unimplemented("this worker has no channels"))
     }
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {

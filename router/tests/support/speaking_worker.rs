@@ -174,6 +174,7 @@ type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Worker for Service {
     type GenerateStream = Streamed<GenerateResponse>;
+    type OpenChannelStream = Streamed<ChannelMessage>;
     type WatchLoadStream = Streamed<LoadReport>;
     type FetchTokenizerStream = Streamed<FetchTokenizerResponse>;
 
@@ -197,6 +198,13 @@ impl Worker for Service {
             let _until_the_end = &over;
             item
         }))))
+    }
+
+    async fn open_channel(
+        &self,
+        _request: Request<OpenChannelRequest>,
+    ) -> Result<Response<Self::OpenChannelStream>, Status> {
+        Err(Status::unimplemented("this worker has no channels"))
     }
 
     async fn abort(&self, _request: Request<AbortRequest>) -> Result<Response<AbortResponse>, Status> {

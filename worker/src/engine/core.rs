@@ -7,8 +7,9 @@ use thalweg_cache_index::event::BlockEvent;
 
 use super::EngineConfig;
 use super::bookings::Bookings;
+use super::channel::EventSender;
 use super::handle::Refusal;
-use super::inbox::{EventSender, Ticket};
+use super::inbox::Ticket;
 use super::ledger::Ledger;
 use super::live::{self, LiveRequest, Opened};
 use super::load::{Counters, KvUsage, LoadSnapshot, Observations};
@@ -117,13 +118,24 @@ impl EngineCore {
         let completed = self.scheduler.complete(output)?;
         self.steps += 1;
         self.rates.record(completed.prefill_tokens, completed.decode_rows, completed.seconds);
-        let mut deltas: BTreeMap<Ticket, Vec<ChoiceDelta>> = BTreeMap::new();
-        for update in completed.updates {
-            let ticket = Ticket(update.key.request);
-            let Some(live) = self.requests.get_mut(&ticket) else { continue };
-            deltas.entry(ticket).or_default().extend(live.delta(update, now, &mut self.ledger));
+        let mut updates = completed.updates;
+        // Nearly in order as they come; choices of one request must be neighbours.
+        updates.sort_by_key(|update| update.key.request);
+        let mut updates = updates.into_iter().peekable();
+        while let Some(request) = updates.peek().map(|update| update.key.request) {
+            let ticket = Ticket(request);
+            let news = std::iter::from_fn(|| updates.next_if(|update| update.key.request == request));
+            let Some(live) = self.requests.get_mut(&ticket) else {
+                news.for_each(drop);
+                continue;
+            };
+            let deltas = news.filter_map(|update| live.delta(update, now, &mut self.ledger)).collect();
+            let delivery = live.deliver(ticket, deltas, now, &mut self.ledger);
+            if delivery.is_last {
+                self.requests.remove(&ticket);
+            }
+            self.deliveries.push(delivery);
         }
-        deltas.into_iter().for_each(|(ticket, deltas)| self.deliver(ticket, deltas, now));
         Ok(())
     }
 
@@ -181,11 +193,10 @@ impl EngineCore {
 
     fn deliver(&mut self, ticket: Ticket, deltas: Vec<ChoiceDelta>, now: Duration) {
         let Some(live) = self.requests.get_mut(&ticket) else { return };
-        let event = live.event(deltas, now, &mut self.ledger);
-        let (to, is_last) = (live.events.clone(), live.is_over());
-        if is_last {
+        let delivery = live.deliver(ticket, deltas, now, &mut self.ledger);
+        if delivery.is_last {
             self.requests.remove(&ticket);
         }
-        self.deliveries.push(Delivery { ticket, to, event: Ok(event), is_last });
+        self.deliveries.push(delivery);
     }
 }

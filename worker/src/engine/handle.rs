@@ -11,6 +11,7 @@ use thalweg_proto::ids::AttemptId;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use super::channel::{EventChannel, EventSender};
 use super::inbox::{Inbox, Ticket};
 use super::load::{LoadSnapshot, Observations};
 use super::request::{ChoiceState, EngineEvent, EngineRequest};
@@ -122,9 +123,20 @@ impl EngineHandle {
 
     /// Queues a request, or refuses it at once.
     pub fn generate(&self, request: EngineRequest) -> Result<EngineStream, Refusal> {
+        self.generate_to(request, None)
+    }
+
+    /// The same with a channel to which its events go; the stream then yields an event without tokens for each end, and the
+    /// error if there is one.
+    pub fn generate_to(
+        &self,
+        request: EngineRequest,
+        channel: Option<Arc<EventChannel>>,
+    ) -> Result<EngineStream, Refusal> {
         self.shared.limits.check(&request)?;
         let open = request.choices.iter().filter(|c| !c.finished).count();
-        let (sender, events) = mpsc::unbounded_channel();
+        let (stream, events) = mpsc::unbounded_channel();
+        let sender = EventSender { stream, channel: channel.map(|channel| (channel, request.attempt)) };
         let inbox = self.shared.inbox.clone();
         let ticket = inbox.submit(request, Instant::now(), sender)?;
         Ok(EngineStream { inbox, ticket, events, open })

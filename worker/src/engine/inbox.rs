@@ -5,12 +5,12 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 use thalweg_proto::ids::AttemptId;
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
+use super::channel::EventSender;
 use super::handle::Refusal;
 use super::queue::{Backlog, QueueLimits};
-use super::request::{EngineEvent, EngineRequest};
+use super::request::EngineRequest;
 
 /// Reason of an end that nobody could give another one for.
 pub(crate) const PANICKED: &str = "its thread panicked";
@@ -18,9 +18,6 @@ pub(crate) const PANICKED: &str = "its thread panicked";
 /// Number of an accepted request, ascending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Ticket(pub(crate) u64);
-
-/// Where a request's events go. Unbounded in type, bounded in fact: each event holds a token, or is the last.
-pub(crate) type EventSender = UnboundedSender<Result<EngineEvent, Refusal>>;
 
 /// A request on its way to the scheduler.
 #[derive(Debug)]

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::inbox::{EventSender, Ticket};
+use super::channel::EventSender;
+use super::core::Delivery;
+use super::inbox::Ticket;
 use super::ledger::Ledger;
 use super::request::{ChoiceDelta, ChoiceState, EngineEvent, EngineRequest, PromptInfo};
 use crate::sampling::SamplingParams;
@@ -185,6 +187,18 @@ impl LiveRequest {
             ledger.request_finished(since_arrival);
         }
         EngineEvent { prompt, deltas }
+    }
+
+    /// [`Self::event`] on its way out.
+    pub(super) fn deliver(
+        &mut self,
+        ticket: Ticket,
+        deltas: Vec<ChoiceDelta>,
+        now: Duration,
+        ledger: &mut Ledger,
+    ) -> Delivery {
+        let event = self.event(deltas, now, ledger);
+        Delivery { ticket, to: self.events.clone(), event: Ok(event), is_last: self.is_over() }
     }
 
     /// The last event of an aborted request, and the sequences to give up.

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 mod bookings;
+mod channel;
 mod core;
 mod handle;
 mod inbox;
@@ -19,6 +20,7 @@ mod rates;
 mod request;
 mod thread;
 
+pub use channel::{ChannelEvent, ChannelReader, EventChannel};
 pub use handle::{EngineHandle, EngineStream, Refusal};
 pub use load::{Counters, DecodeRate, KvUsage, LoadSnapshot, OBSERVATIONS_MAX, Observations, Rates};
 pub use request::{ChoiceDelta, ChoiceState, EngineEvent, EngineRequest, FinishReason, PromptInfo};

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::channel::Wakes;
 use super::core::{Delivery, EngineCore};
 use super::handle::Refusal;
 use super::inbox::{Cut, Inbox, PANICKED, Submission, Ticket};
@@ -128,13 +129,16 @@ impl EngineThread {
         for event in self.core.take_kv_events() {
             self.kv_events.iter_mut().for_each(|sink| sink.record(event.clone()));
         }
+        let mut wakes = Wakes::default();
         for Delivery { ticket, to, event, is_last } in self.core.take_deliveries() {
             if is_last {
                 self.inbox.retire(ticket);
             }
-            // A stream that is gone has asked for an abort already.
-            let _ = to.send(event);
+            if !to.send(event, &mut wakes) {
+                self.inbox.abort_ticket(ticket);
+            }
         }
+        wakes.wake();
     }
 
     /// Waits for the device before its memory goes.
@@ -149,7 +153,7 @@ impl EngineThread {
     /// counts against the request.
     fn end(mut self, reason: &Arc<str>, refusal: &Refusal) {
         for submission in self.inbox.end(reason) {
-            let _ = submission.events.send(Err(refusal.clone()));
+            submission.events.send(Err(refusal.clone()), &mut Wakes::default());
         }
         self.core.fail(refusal);
         self.tell();

@@ -2,7 +2,7 @@
 
 use super::rows::RowRecord;
 use super::sequence::{Leaving, Running};
-use super::{Scheduler, SequenceKey};
+use super::{Scheduler, SequenceKey, remember};
 use crate::plan::{Logprobs, RowOutput, StepOutput};
 
 /// Why a choice ended.
@@ -61,7 +61,7 @@ impl Scheduler {
             let reason = format!("{} rows were planned, {} came back", step.rows.len(), output.rows.len());
             return Err(mismatch(step.number, reason));
         }
-        let mut updates = Vec::new();
+        let mut updates = Vec::with_capacity(step.rows.len());
         for (record, row) in step.rows.iter().zip(output.rows) {
             record.check(&row).map_err(|reason| mismatch(step.number, reason))?;
             updates.extend(self.collect_row(record, row, step.number));
@@ -82,8 +82,10 @@ impl Scheduler {
         }
         // A row in flight may be writing the block's last token.
         let written_by = if running.rows_in_flight > 0 { self.last_step } else { step };
-        self.remember_blocks(record.key, written_by);
-        self.retire_if_done(record.key);
+        remember(running, &mut self.kv, written_by);
+        if running.leaving.is_some() {
+            self.retire_if_done(record.key);
+        }
         update
     }
 }

@@ -103,7 +103,9 @@ impl Scheduler {
         if self.in_flight.len() == STEPS_IN_FLIGHT_MAX {
             return None;
         }
-        let mut step = StepBuilder::new(self.last_step + 1, self.config.max_num_batched_tokens);
+        let SchedulerConfig { kv, max_num_batched_tokens, .. } = self.config;
+        let named = kv.prefix_caching.then_some(kv.block_tokens);
+        let mut step = StepBuilder::new(self.last_step + 1, max_num_batched_tokens, named);
         self.continue_running(&mut step);
         self.admit_waiting(&mut step);
         if step.is_empty() {
@@ -112,7 +114,11 @@ impl Scheduler {
         }
         let (planned, record) = step.finish();
         self.last_step = record.number;
-        record.rows.iter().for_each(|row| self.remember_blocks(row.key, record.number));
+        for row in record.rows.iter().filter(|row| row.fills_block) {
+            if let Some(running) = self.running.get_mut(&row.key) {
+                remember(running, &mut self.kv, record.number);
+            }
+        }
         self.in_flight.push_back(record);
         Some(planned)
     }
@@ -158,23 +164,6 @@ impl Scheduler {
         self.violations
     }
 
-    /// Makes full blocks whose tokens are known findable from the next step on; `step` has written them.
-    fn remember_blocks(&mut self, key: SequenceKey, step: u64) {
-        let Some(running) = self.running.get_mut(&key).filter(|_| self.config.kv.prefix_caching) else {
-            return;
-        };
-        let block_tokens = self.config.kv.block_tokens;
-        running.sequence.hash_blocks(block_tokens);
-        let full = running.computed.min(running.sequence.tokens.len()) / block_tokens;
-        while running.remembered < full {
-            let logical = running.remembered;
-            let tokens = &running.sequence.tokens[logical * block_tokens..][..block_tokens];
-            let block = (running.parent, running.sequence.hashes[logical], tokens);
-            running.parent = self.kv.remember(&mut running.blocks, logical, block, step);
-            running.remembered += 1;
-        }
-    }
-
     /// Marks a sequence to be computed again later; true when its blocks are free at once.
     fn preempt(&mut self, key: SequenceKey) -> bool {
         let Some(running) = self.running.get_mut(&key) else { return false };
@@ -216,5 +205,21 @@ impl Scheduler {
         debug_assert!(idle_holds_nothing, "blocks are in use though nothing runs");
         debug_assert!(slots_add_up, "free slots and running sequences are not max_num_seqs");
         self.violations += u64::from(!(blocks_add_up && idle_holds_nothing && slots_add_up));
+    }
+}
+
+/// Makes those of a sequence's full blocks findable that are not yet; `step` has written them.
+fn remember(running: &mut Running, kv: &mut KvCache, step: u64) {
+    let KvConfig { block_tokens, prefix_caching, .. } = *kv.config();
+    if !prefix_caching || !running.has_new_block(block_tokens) {
+        return;
+    }
+    running.sequence.hash_blocks(block_tokens);
+    while running.has_new_block(block_tokens) {
+        let logical = running.remembered;
+        let tokens = &running.sequence.tokens[logical * block_tokens..][..block_tokens];
+        let block = (running.parent, running.sequence.hashes[logical], tokens);
+        running.parent = kv.remember(&mut running.blocks, logical, block, step);
+        running.remembered += 1;
     }
 }

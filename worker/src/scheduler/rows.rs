@@ -43,6 +43,8 @@ pub(super) struct RowRecord {
     pub(super) samples: bool,
     /// Prompt logprobs.
     pub(super) targets: usize,
+    /// With it a block of known tokens is full.
+    pub(super) fills_block: bool,
 }
 
 /// Rows with prompt logprobs take at most this many tokens of a step, since each needs a row of logits.
@@ -54,6 +56,8 @@ pub(super) struct StepBuilder {
     plan: StepPlan,
     started: Vec<Started>,
     record: StepRecord,
+    /// Tokens of the blocks that others may find; None when none may.
+    named_block_tokens: Option<usize>,
     /// Tokens that prompts may still take; decoding sequences' tokens are set aside.
     pub(super) prefill_left: usize,
     /// Of these, with prompt logprobs.
@@ -63,11 +67,12 @@ pub(super) struct StepBuilder {
 }
 
 impl StepBuilder {
-    pub(super) fn new(number: u64, token_budget: usize) -> Self {
+    pub(super) fn new(number: u64, token_budget: usize, named_block_tokens: Option<usize>) -> Self {
         Self {
             plan: StepPlan::default(),
             started: Vec::new(),
             record: StepRecord { number, rows: Vec::new(), prefill_tokens: 0, decode_rows: 0 },
+            named_block_tokens,
             prefill_left: token_budget,
             logit_rows_left: PROMPT_LOGPROB_TOKENS_MAX,
             short_of_blocks: false,
@@ -115,7 +120,8 @@ impl StepBuilder {
         running.computed += len;
         running.rows_in_flight += 1;
         running.samples_in_flight += usize::from(samples);
-        self.record.rows.push(RowRecord { key: running.sequence.key, samples, targets });
+        let fills_block = self.named_block_tokens.is_some_and(|tokens| running.has_new_block(tokens));
+        self.record.rows.push(RowRecord { key: running.sequence.key, samples, targets, fills_block });
         let tables = running.blocks.tables();
         self.plan.rows.push(Row { slot: running.slot, input, context: context as u32, tables, want });
     }

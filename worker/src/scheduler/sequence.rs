@@ -191,6 +191,11 @@ impl Running {
         self.sequence.tokens.len() + self.samples_in_flight - self.computed
     }
 
+    /// A block of known tokens is full that others cannot find yet.
+    pub(super) fn has_new_block(&self, block_tokens: usize) -> bool {
+        self.remembered < self.computed.min(self.sequence.tokens.len()) / block_tokens
+    }
+
     /// The token behind the computed ones was drawn in this slot, perhaps in a step in flight. What the sequence came
     /// with has then been computed.
     pub(super) fn is_decoding(&self) -> bool {

@@ -23,6 +23,8 @@ pub(crate) struct GenerateStream {
     /// The worker ends though the engine has not: its device hangs.
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
     ending: Ending,
+    /// Its messages take another way; here is only its end.
+    has_channel: bool,
 }
 
 /// What the stream keeps of its request.
@@ -30,6 +32,7 @@ pub(crate) struct StreamedRequest {
     pub(crate) attempt_id: u64,
     pub(crate) first_token: u32,
     pub(crate) open: usize,
+    pub(crate) has_channel: bool,
 }
 
 /// Sees to it that a request is counted once, however it ends.
@@ -59,7 +62,7 @@ impl GenerateStream {
         counters: EventCounters,
         closing: CancellationToken,
     ) -> Self {
-        let StreamedRequest { attempt_id, first_token, open } = *request;
+        let StreamedRequest { attempt_id, first_token, open, has_channel } = *request;
         Self {
             events,
             attempt_id,
@@ -67,6 +70,7 @@ impl GenerateStream {
             open,
             closing: Box::pin(closing.cancelled_owned()),
             ending: Ending { finished: false, ran_to_end: false, failed: false, counters },
+            has_channel,
         }
     }
 
@@ -87,12 +91,15 @@ impl Stream for GenerateStream {
         if this.ending.failed {
             return Poll::Ready(None);
         }
-        let item = match Pin::new(&mut this.events).poll_next(cx) {
-            Poll::Ready(None) => return Poll::Ready(None),
-            Poll::Ready(Some(item)) => item,
-            Poll::Pending => {
-                ready!(this.closing.as_mut().poll(cx));
-                Err(Refusal::Draining)
+        let item = loop {
+            match Pin::new(&mut this.events).poll_next(cx) {
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Ready(Some(Ok(event))) if this.has_channel => this.note(&event),
+                Poll::Ready(Some(item)) => break item,
+                Poll::Pending => {
+                    ready!(this.closing.as_mut().poll(cx));
+                    break Err(Refusal::Draining);
+                }
             }
         };
         Poll::Ready(Some(match item {

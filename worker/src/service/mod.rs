@@ -1,5 +1,6 @@
 //! The gRPC surface of one replica.
 
+mod channels;
 mod faulty;
 mod generate;
 mod load;
@@ -10,6 +11,7 @@ mod server;
 mod wire;
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::Stream;
@@ -20,12 +22,13 @@ use thalweg_proto::v1::worker_server::Worker;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
+pub(crate) use channels::Channels;
 pub use parse::{CHOICES_MAX, LOGPROBS_MAX, RequestError, ServedModel, parse};
 pub use server::GrpcError;
 pub(crate) use server::{GrpcListener, GrpcServer};
 pub(crate) use wire::{Identity, rates};
 
-use crate::engine::EngineHandle;
+use crate::engine::{EngineHandle, EventChannel};
 use crate::metrics::{EventCounters, Outcome};
 use crate::runner::sim::FaultSwitch;
 use generate::{GenerateStream, StreamedRequest};
@@ -43,6 +46,8 @@ pub(crate) struct WorkerService {
     pub(crate) tokenizer: Bytes,
     pub(crate) identity: Identity,
     pub(crate) counters: EventCounters,
+    /// Through which routers get many requests' messages at once.
+    pub(crate) channels: Channels,
     /// Ends streams that have no end of their own.
     pub(crate) closing: CancellationToken,
     /// What a simulated worker does wrong.
@@ -54,6 +59,7 @@ type Reply<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Worker for WorkerService {
     type GenerateStream = Reply<v1::GenerateResponse>;
+    type OpenChannelStream = Reply<v1::ChannelMessage>;
     type WatchLoadStream = Reply<v1::LoadReport>;
     type FetchTokenizerStream = Reply<v1::FetchTokenizerResponse>;
 
@@ -74,6 +80,14 @@ impl Worker for WorkerService {
                 Err(status)
             }
         }
+    }
+
+    async fn open_channel(
+        &self,
+        request: Request<v1::OpenChannelRequest>,
+    ) -> Result<Response<Self::OpenChannelStream>, Status> {
+        tracing::debug!(router_id = request.get_ref().router_id, "a router opens a channel");
+        Ok(Response::new(Box::pin(self.channels.open(self.closing.clone()))))
     }
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
@@ -130,13 +144,22 @@ impl WorkerService {
         if self.faults.as_ref().is_some_and(|faults| faults.now().refuse) {
             return Err(ErrorCode::Overloaded.status("the profile's faults refuse every request"));
         }
+        let channel = self.channel_for(&request);
         let request = parse(request, &self.model)?;
         let streamed = StreamedRequest {
             attempt_id: request.attempt.0,
             first_token: request.prompt[0],
             open: request.choices.iter().filter(|c| !c.finished).count(),
+            has_channel: channel.is_some(),
         };
-        let events = self.engine.generate(request).map_err(|refusal| wire::status(&refusal))?;
+        let events = self.engine.generate_to(request, channel).map_err(|refusal| wire::status(&refusal))?;
         Ok(GenerateStream::new(events, &streamed, self.counters.clone(), self.closing.clone()))
+    }
+
+    /// The channel that the request joins. Logprobs are too long for it, and faults want a stream to spoil.
+    fn channel_for(&self, request: &v1::GenerateRequest) -> Option<Arc<EventChannel>> {
+        let is_short = request.sampling.as_ref().is_some_and(|s| s.logprobs.or(s.prompt_logprobs).is_none());
+        let is_spoilt = self.faults.as_ref().is_some_and(|faults| faults.now().spoil_streams());
+        if is_short && !is_spoilt { self.channels.get(request.channel) } else { None }
     }
 }

@@ -2,7 +2,7 @@
 
 use thalweg_proto::v1;
 
-use crate::engine::{ChoiceDelta, EngineEvent, FinishReason, LoadSnapshot, PromptInfo, Rates, Refusal};
+use crate::engine::{ChannelEvent, ChoiceDelta, EngineEvent, FinishReason, LoadSnapshot, PromptInfo, Rates, Refusal};
 use crate::plan::Logprobs;
 
 /// Who speaks: part of every load report.
@@ -19,6 +19,12 @@ pub(crate) fn response(attempt_id: u64, first_token: u32, event: EngineEvent) ->
         prompt: event.prompt.map(|info| prompt_info(first_token, info)),
         deltas: event.deltas.into_iter().map(delta).collect(),
     }
+}
+
+/// One request's part of a channel's message.
+pub(crate) fn channel_response(ChannelEvent { attempt, event }: ChannelEvent) -> v1::GenerateResponse {
+    // The first token is of interest to prompt logprobs alone, which do not come this way.
+    response(attempt.0, 0, event)
 }
 
 fn prompt_info(first_token: u32, info: PromptInfo) -> v1::PromptInfo {

@@ -1,5 +1,6 @@
 //! A simulated worker over real gRPC: as fast as its profile says, the same words each time, and wrong only where told to.
 
+mod channel;
 mod faults;
 mod load;
 #[path = "../served/mod.rs"]

@@ -77,6 +77,11 @@ impl Trigger {
 pub type Encode = Box<dyn Fn(&str) -> Vec<Vec<u32>> + Send>;
 
 impl Faults {
+    /// Streams are late, slow or nonsense.
+    pub fn spoil_streams(&self) -> bool {
+        self.delay_seconds > 0.0 || self.slow_seconds > 0.0 || self.garbage.is_some()
+    }
+
     /// Finds the tokens of texts.
     pub fn resolve(&mut self, encode: &Encode) {
         for trigger in [&mut self.abort_on, &mut self.panic_on].into_iter().flatten() {
