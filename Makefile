@@ -94,7 +94,7 @@ $(SMOLLM2):
 $(GEMMA):
 	$(PYTHON) scripts/fetch_models.py gemma
 
-$(TINY)/ready: $(addprefix tests/reference/,tiny.py decoder.py families.py tokenizer.py weights.py) | $(VENV)/ready
+$(TINY)/ready: $(addprefix tests/reference/,adapters.py tiny.py decoder.py families.py tokenizer.py weights.py) | $(VENV)/ready
 	$(VENV)/bin/python tests/reference/tiny.py $(@D)
 	touch $@
 

@@ -11,7 +11,7 @@ use thalweg_proto::value;
 use thalweg_worker::backend::BackendError;
 use thalweg_worker::config::WorkerConfig;
 use thalweg_worker::engine::{ChoiceState, Engine, EngineConfig, EngineHandle, EngineRequest, EngineStream};
-use thalweg_worker::plan::{StepId, StepOutput, StepPlan};
+use thalweg_worker::plan::{AdapterSlot, StepId, StepOutput, StepPlan};
 use thalweg_worker::runner::Runner;
 use thalweg_worker::sampling::SamplingParams;
 use tokio::time::Instant;
@@ -158,6 +158,7 @@ fn request(options: &Options, vocab: usize, number: u32) -> EngineRequest {
         prompt_logprobs: None,
         choices: vec![ChoiceState::default()],
         root: HashRoot { fingerprint: &[], adapter: "", scope: "bench", salt: "" }.hash(),
+        adapter: AdapterSlot::BASE,
         priority: 0,
         booking: None,
     }

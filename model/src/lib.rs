@@ -1,4 +1,4 @@
-//! What a checkpoint says: its configuration, tensors, tokenizer and chat template.
+//! What a checkpoint says: its configuration, tensors, tokenizer and chat template; and what adapters change.
 
 #![deny(unsafe_code)]
 
@@ -6,6 +6,8 @@ pub mod checkpoint;
 pub mod config;
 pub mod gguf;
 mod hub;
+
+pub mod adapter;
 
 pub mod dequantize;
 pub mod dtype;

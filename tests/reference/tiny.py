@@ -6,7 +6,8 @@ Needs numpy. Each model is a folder as model hubs have it, with reference.json b
   {"prompts": [{"ids": [...], "positions": [...], "logits": [[...] for each position],
                 "greedy": [...], "greedy_gaps": [...]}]}
 `logits` are those behind the token at each position; `greedy` continues the prompt by the best token, `greedy_gaps` says
-by how much each was better than the second.
+by how much each was better than the second. `adapters/NAME` below a model's folder has a LoRA adapter, and a reference.json
+of the model with it merged in.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
+import adapters
 import decoder
 import families
 import tokenizer
@@ -45,9 +47,20 @@ def main():
             write_json(folder / file, content)
         write_json(folder / "reference.json", reference(config, tensors, seed))
         digest = write_weights(folder, tensors, families.SHARDED.get(name, 1))
+        for number, (adapter, about) in enumerate(adapters.ADAPTERS.get(name, {}).items()):
+            write_adapter(folder / "adapters" / adapter, (name, config, tensors), about, 100 + number)
         # Last, so that a folder with a config.json is whole.
         write_json(folder / "config.json", config)
         print(f"{name}: {digest}")
+
+
+def write_adapter(folder, base, about, seed):
+    name, config, tensors = base
+    folder.mkdir(parents=True, exist_ok=True)
+    changes = adapters.tensors(tensors, about, seed)
+    write_json(folder / "adapter_config.json", adapters.config(name, about))
+    write_safetensors(folder / "adapter_model.safetensors", changes)
+    write_json(folder / "reference.json", reference(config, adapters.merged(tensors, about, changes), seed))
 
 
 def reference(config, tensors, seed):

@@ -156,6 +156,12 @@ __device__ __forceinline__ float high_half(uint32_t pair) {
     return __uint_as_float(pair & 0xffff0000u);
 }
 
+__device__ __forceinline__ float activate(float x, int activation) {
+    if (activation == 0) return x / (1.f + __expf(-x));
+    // The tanh approximation of GELU (Hendrycks and Gimpel, arXiv 1606.08415).
+    return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(ALL_LANES, x, offset);

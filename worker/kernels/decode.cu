@@ -6,6 +6,8 @@
 #include "common.cuh"
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS, ROWS = 16, KEYS = BLOCK_TOKENS;
+// Parts of a row whose loads are under way at once where they meet.
+constexpr int MEET = 8;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Decode {
@@ -202,6 +204,35 @@ struct Run {
         bf16* to = a.out + (token * a.q_heads + kv_head * group_size + r % group_size) * D + d;
         *reinterpret_cast<uint32_t*>(to) = pack(sum.x * factor, sum.y * factor);
     }
+
+    // The row's parts, of this block and of others, to the output.
+    __device__ __forceinline__ void merge() const {
+        for (int index = threadIdx.x; index < rows * (D / 4); index += THREADS) {
+            const int r = index / (D / 4), d = index % (D / 4) * 4;
+            Weight total = {-INFINITY, 0.f};
+            float2 low = make_float2(0.f, 0.f), high = low;
+            for (int first = 0; first < item.n_partials; first += MEET) {
+                float2 weight[MEET];
+                float4 more[MEET];
+#pragma unroll
+                for (int p = 0; p < MEET; p++) {
+                    const bool real = first + p < item.n_partials;
+                    const size_t from = ((size_t)(item.partial_first + (real ? first + p : 0)) * a.kv_heads + kv_head) * ROWS + r;
+                    weight[p] = __ldcg(a.partial_ml + from);
+                    more[p] = __ldcg(reinterpret_cast<const float4*>(a.partial_o + from * D + d));
+                    if (!real) weight[p] = make_float2(-INFINITY, 0.f);
+                }
+#pragma unroll
+                for (int p = 0; p < MEET; p++) {
+                    const float2 factors = meet(total, Weight{weight[p].x, weight[p].y});
+                    low = make_float2(low.x * factors.x + more[p].x * factors.y, low.y * factors.x + more[p].y * factors.y);
+                    high = make_float2(high.x * factors.x + more[p].z * factors.y, high.y * factors.x + more[p].w * factors.y);
+                }
+            }
+            write(r, d, low, total.sum);
+            write(r, d + 2, high, total.sum);
+        }
+    }
 };
 
 __device__ __forceinline__ void add(float2& sum, Weight& total, float2 more, const Weight& weight) {
@@ -229,6 +260,7 @@ __device__ __forceinline__ void decode(const Decode& a) {
     __shared__ Weight of_warps[WARPS][ROWS];
     typedef Run<D, STAGES> Part;
     float* results = reinterpret_cast<float*>(memory + Part::Q_BYTES);
+    wait_for_predecessor();
     const int n = a.counts[N_DECODE + a.group];
     for (int i = blockIdx.x; i < n; i += gridDim.x) {
         const DecodeItem item = a.items[i];
@@ -249,20 +281,7 @@ __device__ __forceinline__ void decode(const Decode& a) {
             *reinterpret_cast<float2*>(a.partial_o + (place + r) * D + d) = sum;
             if (d == 0) a.partial_ml[place + r] = make_float2(total.max, total.sum);
         }
-        if (item.partial >= 0 && is_last(a.tickets + (size_t)item.ticket * a.kv_heads + run.kv_head, item.n_partials)) {
-            for (int index = threadIdx.x; index < run.rows * (D / 2); index += THREADS) {
-                const int r = index / (D / 2), d = index % (D / 2) * 2;
-                Weight total = {-INFINITY, 0.f};
-                float2 sum = make_float2(0.f, 0.f);
-#pragma unroll 4
-                for (int p = 0; p < item.n_partials; p++) {
-                    const size_t from = ((size_t)(item.partial_first + p) * a.kv_heads + run.kv_head) * ROWS + r;
-                    const float2 weight = __ldcg(a.partial_ml + from);
-                    add(sum, total, __ldcg(reinterpret_cast<const float2*>(a.partial_o + from * D + d)), Weight{weight.x, weight.y});
-                }
-                run.write(r, d, sum, total.sum);
-            }
-        }
+        if (item.partial >= 0 && is_last(a.tickets + (size_t)item.ticket * a.kv_heads + run.kv_head, item.n_partials)) run.merge();
         __syncthreads();
     }
 }
@@ -273,7 +292,6 @@ __device__ __forceinline__ void decode(const Decode& a) {
                                                       bf16* out, float* partial_o, float2* partial_ml, int* tickets, int q_heads,             \
                                                       int kv_heads, float scale, int window) {                                                \
         release_successor();                                                                                                                  \
-        wait_for_predecessor();                                                                                                               \
         const Decode a = {counts, group, rows, tables, items, qkv, qkv_stride, k, v, out, partial_o, partial_ml, tickets, q_heads, kv_heads,  \
                           scale, window};                                                                                                     \
         decode<D, STAGES>(a);                                                                                                                 \

@@ -6,7 +6,7 @@
 #include "common.cuh"
 
 constexpr int SEGMENTS = 8, K_BLOCK = 32, SLICE = 4, ROUND = SEGMENTS * SLICE;
-constexpr int STORE_BF16 = 0, STORE_F32 = 1; // 2: added to what is there
+constexpr int STORE_BF16 = 0, STORE_F32 = 1, STORE_GATED = 3; // 2: added to what is there; from 3 on the activation's number is added
 
 __device__ __forceinline__ void put(void* c, size_t index, float value, int mode) {
     if (mode == STORE_BF16) {
@@ -39,26 +39,58 @@ __device__ __forceinline__ uint4 read_shared(uint32_t address) {
 
 constexpr int SMALL_THREADS = 32 * (SEGMENTS + 1), SMALL_N = 16;
 
+struct Product {
+    const bf16 *W, *A;
+    void* C;
+    // Gated: columns of the result; W has rows of as many gates, then of as many factors.
+    int N, K, m_cap;
+    const int* m_ptr;
+    int mode;
+
+    __device__ __forceinline__ bool gated() const { return mode >= STORE_GATED; }
+    // Columns of the result that a tile makes.
+    __device__ __forceinline__ int columns() const { return gated() ? SMALL_N / 2 : SMALL_N; }
+    __device__ __forceinline__ int tiles() const { return (N + columns() - 1) / columns(); }
+    // Row of the weights that is row `i` of a tile; past the end there is none.
+    __device__ __forceinline__ int row(int tile, int i) const {
+        const int column = tile * columns() + i % columns();
+        return column < N ? column + i / columns() * N : -1;
+    }
+};
+
 template <int GROUPS>
 struct Sums {
     float of[SEGMENTS][SMALL_N][8 * GROUPS + 1];
 };
 
-// Sums of the segments to C.
+// The tree over the segments' sums.
 template <int GROUPS>
-__device__ __forceinline__ void store_tile(const Sums<GROUPS>& sums, void* C, int N, int tile, int m, int mode) {
-    for (int i = threadIdx.x; i < m * SMALL_N; i += 32 * SEGMENTS) {
-        const int column = i % SMALL_N, row = i / SMALL_N, n = tile * SMALL_N + column;
-        if (n >= N) continue;
-        float level[SEGMENTS];
+__device__ __forceinline__ float meet(const Sums<GROUPS>& sums, int column, int row) {
+    float level[SEGMENTS];
 #pragma unroll
-        for (int s = 0; s < SEGMENTS; s++) level[s] = sums.of[s][column][row];
+    for (int s = 0; s < SEGMENTS; s++) level[s] = sums.of[s][column][row];
 #pragma unroll
-        for (int width = 1; width < SEGMENTS; width *= 2) {
+    for (int width = 1; width < SEGMENTS; width *= 2) {
 #pragma unroll
-            for (int s = 0; s < SEGMENTS; s += 2 * width) level[s] += level[s + width];
-        }
-        put(C, (size_t)row * N + n, level[0], mode);
+        for (int s = 0; s < SEGMENTS; s += 2 * width) level[s] += level[s + width];
+    }
+    return level[0];
+}
+
+__device__ __forceinline__ float rounded(float x) {
+    return __bfloat162float(__float2bfloat16(x));
+}
+
+// Sums of the segments to C. Gates and factors are rounded before they meet, as they are where a kernel of its own does that.
+template <int GROUPS>
+__device__ __forceinline__ void store_tile(const Sums<GROUPS>& sums, const Product& p, int tile, int m) {
+    const int columns = p.columns();
+    for (int i = threadIdx.x; i < m * columns; i += 32 * SEGMENTS) {
+        const int column = i % columns, row = i / columns, n = tile * columns + column;
+        if (n >= p.N) continue;
+        float x = meet<GROUPS>(sums, column, row);
+        if (p.gated()) x = activate(rounded(x), p.mode - STORE_GATED) * rounded(meet<GROUPS>(sums, column + columns, row));
+        put(p.C, (size_t)row * p.N + n, x, p.gated() ? STORE_BF16 : p.mode);
     }
 }
 
@@ -113,14 +145,35 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
                  : "memory");
 }
 
+// Fetches the weights of this block. The ring is first filled stage by stage: all at once they would not come sooner, but what the
+// kernels in front still read would wait behind them.
+__device__ __forceinline__ void fetch(const Product& p, uint32_t ring, uint32_t full, uint32_t empty) {
+    const int lane = threadIdx.x % 32, blocks = p.K / K_BLOCK, rounds = (blocks + ROUND - 1) / ROUND, tiles = p.tiles();
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    int index = 0;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const int row = lane < SMALL_N ? p.row(tile, lane) : -1, rows = __popc(__ballot_sync(ALL_LANES, row >= 0));
+        const char* from = reinterpret_cast<const char*>(p.W + (size_t)max(row, 0) * p.K);
+        for (int round = 0; round < rounds; round++, index++) {
+            const int bytes = min(ROUND_BYTES, (blocks - round * ROUND) * K_BLOCK * 2), stage = index % RING;
+            if (index > 0 && index < RING) barrier_wait(full + 8 * (index - 1), 0);
+            barrier_wait(empty + 8 * stage, (index / RING & 1) ^ 1);
+            if (lane == 0) barrier_expect(full + 8 * stage, rows * bytes);
+            __syncwarp();
+            if (row >= 0) copy_bulk(ring + stage * STAGE_BYTES + lane * PITCH, from + round * ROUND_BYTES, bytes, full + 8 * stage, policy);
+        }
+    }
+}
+
 // One warp sends for weights, the others use them; the first stages are under way before the kernel in front has ended.
 template <int GROUPS>
-__device__ __forceinline__ void small(const bf16* W, const bf16* A, void* C, int N, int K, int m_cap, const int* m_ptr, int mode) {
+__device__ __forceinline__ void small(const Product& p) {
     extern __shared__ __align__(128) char memory[];
     __shared__ __align__(8) uint64_t barriers[2][RING];
     __shared__ Sums<GROUPS> sums;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int blocks = K / K_BLOCK, rounds = (blocks + ROUND - 1) / ROUND, tiles = (N + SMALL_N - 1) / SMALL_N;
+    const int blocks = p.K / K_BLOCK, rounds = (blocks + ROUND - 1) / ROUND, tiles = p.tiles();
     const uint32_t ring = shared_address(memory), full = shared_address(barriers[0]), empty = shared_address(barriers[1]);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < RING; stage++) {
@@ -131,39 +184,27 @@ __device__ __forceinline__ void small(const bf16* W, const bf16* A, void* C, int
     }
     __syncthreads();
     release_successor();
+    if (warp == SEGMENTS) return fetch(p, ring, full, empty);
     int stage = 0;
     uint32_t phase = 0;
-    auto advance = [&] {
-        if (++stage == RING) {
-            stage = 0;
-            phase ^= 1;
-        }
-    };
-    if (warp == SEGMENTS) {
-        uint64_t policy;
-        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            const int rows = min(SMALL_N, N - tile * SMALL_N);
-            for (int round = 0; round < rounds; round++) {
-                const int bytes = min(ROUND_BYTES, (blocks - round * ROUND) * K_BLOCK * 2);
-                barrier_wait(empty + 8 * stage, phase ^ 1);
-                if (lane == 0) barrier_expect(full + 8 * stage, rows * bytes);
-                __syncwarp();
-                const char* from = reinterpret_cast<const char*>(W + (size_t)(tile * SMALL_N + lane) * K) + round * ROUND_BYTES;
-                if (lane < rows) copy_bulk(ring + stage * STAGE_BYTES + lane * PITCH, from, bytes, full + 8 * stage, policy);
-                advance();
-            }
-        }
-        return;
-    }
     wait_for_predecessor();
-    const int m = rows_of(m_ptr, m_cap);
+    const int m = rows_of(p.m_ptr, p.m_cap);
+    // One group's inputs are loaded a round before they are used: while weights stream, even what is in L2 takes long to come. For two
+    // there are no registers.
+    uint4 next[1][SLICE];
+    if constexpr (GROUPS == 1) load_inputs(next, p.A, p.K, m, warp * SLICE);
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         float c[GROUPS][4] = {};
         for (int round = 0; round < rounds; round++) {
             const int first_block = round * ROUND + warp * SLICE;
             uint4 x[GROUPS][SLICE], upper[SLICE], lower[SLICE];
-            load_inputs(x, A, K, m, first_block);
+            if constexpr (GROUPS == 1) {
+#pragma unroll
+                for (int b = 0; b < SLICE; b++) x[0][b] = next[0][b];
+                load_inputs(next, p.A, p.K, m, round + 1 < rounds ? first_block + ROUND : warp * SLICE);
+            } else {
+                load_inputs(x, p.A, p.K, m, first_block);
+            }
             barrier_wait(full + 8 * stage, phase);
             const uint32_t at = ring + stage * STAGE_BYTES + g * PITCH + warp * (SLICE * K_BLOCK * 2) + t * 16;
 #pragma unroll
@@ -180,11 +221,14 @@ __device__ __forceinline__ void small(const bf16* W, const bf16* A, void* C, int
             // Not before the loads have arrived: the barrier does not wait for them.
             __syncwarp();
             if (lane == 0) barrier_arrive(empty + 8 * stage);
-            advance();
+            if (++stage == RING) {
+                stage = 0;
+                phase ^= 1;
+            }
         }
         keep_sums<GROUPS>(sums, c);
         asm volatile("bar.sync 1, %0;" ::"n"(32 * SEGMENTS) : "memory");
-        store_tile<GROUPS>(sums, C, N, tile, m, mode);
+        store_tile<GROUPS>(sums, p, tile, m);
         asm volatile("bar.sync 1, %0;" ::"n"(32 * SEGMENTS) : "memory");
     }
 }
@@ -193,23 +237,23 @@ __device__ __forceinline__ void small(const bf16* W, const bf16* A, void* C, int
 
 // Before Hopper the weights come straight to registers.
 template <int GROUPS>
-__device__ __forceinline__ void small(const bf16* W, const bf16* A, void* C, int N, int K, int m_cap, const int* m_ptr, int mode) {
+__device__ __forceinline__ void small(const Product& p) {
     __shared__ Sums<GROUPS> sums;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int blocks = K / K_BLOCK, tiles = (N + SMALL_N - 1) / SMALL_N, m = rows_of(m_ptr, m_cap);
+    const int blocks = p.K / K_BLOCK, tiles = p.tiles(), m = rows_of(p.m_ptr, p.m_cap);
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         float c[GROUPS][4] = {};
-        const int column = tile * SMALL_N + g;
-        const bf16* row = W + (size_t)column * K + t * 8;
+        const int above = p.row(tile, g), below = p.row(tile, g + 8);
+        const bf16 *from_above = p.W + (size_t)max(above, 0) * p.K + t * 8, *from_below = p.W + (size_t)max(below, 0) * p.K + t * 8;
         for (int first = warp * SLICE; warp < SEGMENTS && first < blocks; first += ROUND) {
             uint4 x[GROUPS][SLICE], upper[SLICE], lower[SLICE];
 #pragma unroll
             for (int b = 0; b < SLICE; b++) {
                 const bool real = first + b < blocks;
-                upper[b] = load_stream(row + (first + b) * K_BLOCK, real && column < N);
-                lower[b] = load_stream(row + (size_t)8 * K + (first + b) * K_BLOCK, real && column + 8 < N);
+                upper[b] = load_stream(from_above + (first + b) * K_BLOCK, real && above >= 0);
+                lower[b] = load_stream(from_below + (first + b) * K_BLOCK, real && below >= 0);
             }
-            load_inputs(x, A, K, m, first);
+            load_inputs(x, p.A, p.K, m, first);
 #pragma unroll
             for (int b = 0; b < SLICE; b++) {
                 if (first + b >= blocks) break;
@@ -219,20 +263,21 @@ __device__ __forceinline__ void small(const bf16* W, const bf16* A, void* C, int
         }
         if (warp < SEGMENTS) keep_sums<GROUPS>(sums, c);
         __syncthreads();
-        if (warp < SEGMENTS) store_tile<GROUPS>(sums, C, N, tile, m, mode);
+        if (warp < SEGMENTS) store_tile<GROUPS>(sums, p, tile, m);
         __syncthreads();
     }
 }
 
 #endif
 
-KERNEL __launch_bounds__(SMALL_THREADS, 2) gemm_small_8(const bf16* W, const bf16* A, void* C, int N, int K, int m_cap, const int* m_ptr, int mode) {
-    small<1>(W, A, C, N, K, m_cap, m_ptr, mode);
-}
+#define SMALL(ROWS)                                                                                                                        \
+    KERNEL __launch_bounds__(SMALL_THREADS, 2) gemm_small_##ROWS(const bf16* W, const bf16* A, void* C, int N, int K, int m_cap,           \
+                                                                 const int* m_ptr, int mode) {                                             \
+        small<ROWS / 8>({W, A, C, N, K, m_cap, m_ptr, mode});                                                                              \
+    }
 
-KERNEL __launch_bounds__(SMALL_THREADS, 2) gemm_small_16(const bf16* W, const bf16* A, void* C, int N, int K, int m_cap, const int* m_ptr, int mode) {
-    small<2>(W, A, C, N, K, m_cap, m_ptr, mode);
-}
+SMALL(8)
+SMALL(16)
 
 // --- Any M: tiles of 64 x 128 through shared memory.
 

@@ -194,12 +194,6 @@ KERNEL __launch_bounds__(ROW_THREADS) qkv_finish(const int* counts, const int* p
     }
 }
 
-__device__ __forceinline__ float activate(float x, int activation) {
-    if (activation == 0) return x / (1.f + __expf(-x));
-    // The tanh approximation of GELU (Hendrycks and Gimpel, arXiv 1606.08415).
-    return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
-}
-
 // out = activation(gate) * up, 8 values a thread. Grid: tokens x pieces of a row. mlp is a multiple of 8.
 KERNEL __launch_bounds__(ROW_THREADS) gate_act(const int* counts, const bf16* gate_up, bf16* out, int mlp, int activation) {
     release_successor();

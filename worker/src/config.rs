@@ -11,8 +11,10 @@ use clap::{ArgAction, Args, ValueEnum};
 use thalweg_proto::value::{self, SECONDS_MAX};
 
 mod gpu;
+mod lora;
 
 pub use gpu::{GpuConfig, LoadFormat};
+pub use lora::{LoraConfig, LoraModule};
 
 /// What a worker serves, and with how much of the machine.
 #[derive(Args, Clone, Debug)]
@@ -89,6 +91,10 @@ pub struct WorkerConfig {
     #[arg(long, env = "THALWEG_THREADS", value_name = "N")]
     #[arg(value_parser = value::whole(1..=1024u32))]
     pub threads: Option<u32>,
+
+    /// LoRA adapters
+    #[command(flatten)]
+    pub lora: LoraConfig,
 
     /// What only GPUs know
     #[command(flatten)]
@@ -332,6 +338,8 @@ mod tests {
             ("--model m --gpu-memory-utilization 0", "--gpu-memory-utilization"),
             ("--model m --gpu-step-timeout 0", "--gpu-step-timeout"),
             ("--model m --load-format npcache", "--load-format"),
+            ("--model m --lora-modules a", "name and a folder"),
+            ("--model m --max-lora-rank 1024", "--max-lora-rank"),
             ("--model m --max-sequences 3", "--max-sequences"),
         ] {
             let error = parse(args).unwrap_err();

@@ -12,6 +12,20 @@ pub struct BlockId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
 
+/// Which LoRA adapter a row is computed with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdapterSlot(pub u32);
+
+impl AdapterSlot {
+    /// The model as it is.
+    pub const BASE: Self = Self(0);
+
+    /// Its place among the adapters that were loaded; None for the model as it is.
+    pub fn index(self) -> Option<usize> {
+        self.0.checked_sub(1).map(|index| index as usize)
+    }
+}
+
 /// Layers that share block tables: those that see the whole context, and those that slide. Indexes `Row::tables`.
 pub const KV_GROUPS: usize = 2;
 
@@ -48,6 +62,8 @@ pub struct SlotInit {
 pub struct Row {
     /// Whose.
     pub slot: SlotId,
+    /// Changes to the model's products.
+    pub adapter: AdapterSlot,
     /// The tokens.
     pub input: RowInput,
     /// Tokens of this sequence that stand in the KV cache before this row: the position of its first token.

@@ -207,7 +207,7 @@ fn describe(id: &WorkerId, epoch: WorkerEpoch, model: &SharedModel, profile: &Ra
         hardware: model.hardware().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         profile: Some(service::rates(profile)),
-        adapters: Vec::new(),
+        adapters: model.adapters().to_vec(),
     }
 }
 

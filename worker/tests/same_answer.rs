@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_worker::backend::cpu::linear::Compute;
 use thalweg_worker::backend::cpu::{CpuModel, KvDtype};
-use thalweg_worker::plan::{RowInput, RowOutput, Want};
+use thalweg_worker::plan::{AdapterSlot, Row, RowInput, RowOutput, Want};
 use thalweg_worker::sampling::SamplingParams;
 
 mod support;
@@ -37,21 +37,37 @@ fn tiny_f32_across_chunks_of_attention() {
     }
 }
 
+/// Rows with different adapters, and without, in one batch.
+#[test]
+fn tiny_with_adapters() {
+    for compute in [Compute::F32, Compute::Int8] {
+        let model = support::load_adapted("llama3", compute);
+        let alone = (0..3).map(|slot| check_adapted(&model, KvDtype::Bf16, 300, AdapterSlot(slot)));
+        let alone: Vec<RowOutput> = alone.collect();
+        assert!(alone[0] != alone[1] && alone[0] != alone[2] && alone[1] != alone[2]);
+    }
+}
+
 /// The sequence alone, prompt in one piece, on one thread, is what all others are held against.
 fn check(model: &Arc<CpuModel>, kv_dtype: KvDtype, prompt_len: usize) {
+    check_adapted(model, kv_dtype, prompt_len, AdapterSlot::BASE);
+}
+
+fn check_adapted(
+    model: &Arc<CpuModel>,
+    kv_dtype: KvDtype,
+    prompt_len: usize,
+    adapter: AdapterSlot,
+) -> RowOutput {
     let prompt = tokens(prompt_len, 1, model);
-    let alone = Run { threads: 1, piece: prompt_len, mates: 0 }.outputs(model, kv_dtype, &prompt);
+    let run = |threads, piece, mates| Run { threads, piece, mates, adapter };
+    let alone = run(1, prompt_len, 0).outputs(model, kv_dtype, &prompt);
     assert!(alone.sampled.len() == OUTPUTS as usize && alone.prompt.len() == prompt_len - 1);
-    for run in [
-        Run { threads: 1, piece: 1, mates: 0 },
-        Run { threads: 2, piece: 7, mates: 0 },
-        Run { threads: 3, piece: 16, mates: 2 },
-        Run { threads: 2, piece: 100, mates: 5 },
-        Run { threads: 4, piece: prompt_len, mates: 1 },
-    ] {
+    for run in [run(1, 1, 0), run(2, 7, 0), run(3, 16, 2), run(2, 100, 5), run(4, prompt_len, 1)] {
         let outputs = run.outputs(model, kv_dtype, &prompt);
         assert!(outputs == alone, "{} {run:?}: differs from the sequence alone", kv_dtype.name());
     }
+    alone
 }
 
 #[derive(Debug)]
@@ -59,10 +75,12 @@ struct Run {
     threads: usize,
     piece: usize,
     mates: usize,
+    adapter: AdapterSlot,
 }
 
 impl Run {
-    /// Prompt logprobs and tokens of the sequence in the last slot; each mate runs its own prompt beside it, one token a step.
+    /// Prompt logprobs and tokens of the sequence in the last slot; each mate runs its own prompt beside it, one token a step, with
+    /// the next adapter where the sequence has one.
     fn outputs(&self, model: &Arc<CpuModel>, kv_dtype: KvDtype, prompt: &[u32]) -> RowOutput {
         let mut device = Device::new(model.clone(), self.threads, kv_dtype, self.mates + 1);
         let sampling = SamplingParams {
@@ -83,10 +101,13 @@ impl Run {
             let mut rows: Vec<_> = (mates.iter().enumerate())
                 .map(|(mate, ids)| {
                     let one = RowInput::Tokens(vec![ids[step]]);
-                    row(mate, one, step, Want::Sample { output_index: step as u32 })
+                    let row = row(mate, one, step, Want::Sample { output_index: step as u32 });
+                    let slot = if self.adapter == AdapterSlot::BASE { 0 } else { (mate as u32 + 1) % 3 };
+                    Row { adapter: AdapterSlot(slot), ..row }
                 })
                 .collect();
-            rows.insert(self.mates / 2, row(self.mates, input, context, want));
+            let own = row(self.mates, input, context, want);
+            rows.insert(self.mates / 2, Row { adapter: self.adapter, ..own });
             let outputs = device.step(std::mem::take(&mut slots), rows);
             let RowOutput { sampled, prompt } = outputs[self.mates / 2].clone();
             collected.sampled.extend(sampled);

@@ -1,9 +1,11 @@
 //! Small seeded checkpoints of every family against a plain decoder in float64 (tests/reference).
 
+use std::path::Path;
+
 use serde_json::Value;
 use thalweg_worker::backend::cpu::KvDtype;
 use thalweg_worker::backend::cpu::linear::Compute;
-use thalweg_worker::plan::Logprobs;
+use thalweg_worker::plan::{AdapterSlot, Logprobs};
 
 mod support;
 
@@ -41,11 +43,30 @@ fn gemma3_sandwich_norms_and_two_ropes() {
     check("gemma3");
 }
 
+/// Against the reference's weights with the adapter merged in, the model as it is included.
+#[test]
+fn llama3_with_adapters() {
+    let model = support::load_adapted("llama3", Compute::F32);
+    let folder = support::tiny_model("llama3");
+    let over = |slot| support::Sequence::over(model.clone(), KvDtype::F32, AdapterSlot(slot));
+    check_sequence("llama3", &folder, over(0));
+    for (index, name) in support::TINY_ADAPTERS.into_iter().enumerate() {
+        check_sequence(
+            &format!("llama3 with {name}"),
+            &folder.join("adapters").join(name),
+            over(index as u32 + 1),
+        );
+    }
+}
+
 fn check(family: &str) {
     let path = support::tiny_model(family);
+    check_sequence(family, &path, support::Sequence::open(&path, Compute::F32, KvDtype::F32));
+}
+
+fn check_sequence(family: &str, path: &Path, mut sequence: support::Sequence) {
     let reference = std::fs::read(path.join("reference.json")).expect("reference.json");
     let reference: Value = serde_json::from_slice(&reference).expect("JSON");
-    let mut sequence = support::Sequence::open(&path, Compute::F32, KvDtype::F32);
     let mut worst = 0f64;
     for prompt in reference["prompts"].as_array().expect("prompts") {
         let ids = support::ids(&prompt["ids"]);

@@ -11,7 +11,7 @@ use crate::error::ModelError;
 const JSON_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads a JSON file whose top is an object.
-pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
+pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
     let io = |source| ModelError::io(path, source);
     let length = std::fs::metadata(path).map_err(io)?.len();
     if length > JSON_BYTES_MAX {
@@ -30,13 +30,13 @@ pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError>
 
 /// A JSON object within a file. A key that is null counts as absent.
 #[derive(Clone, Copy)]
-pub(super) struct Keys<'a> {
-    pub(super) path: &'a Path,
-    pub(super) object: &'a Map<String, Value>,
+pub(crate) struct Keys<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) object: &'a Map<String, Value>,
 }
 
 impl<'a> Keys<'a> {
-    pub(super) fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, ModelError> {
+    pub(crate) fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, ModelError> {
         match self.object.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
@@ -45,16 +45,16 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn required<T: DeserializeOwned>(&self, key: &str) -> Result<T, ModelError> {
+    pub(crate) fn required<T: DeserializeOwned>(&self, key: &str) -> Result<T, ModelError> {
         self.get(key)?.ok_or_else(|| self.wrong(key, "is missing"))
     }
 
-    pub(super) fn get_or<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T, ModelError> {
+    pub(crate) fn get_or<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T, ModelError> {
         Ok(self.get(key)?.unwrap_or(default))
     }
 
     /// An object below this one.
-    pub(super) fn below(&self, key: &str) -> Result<Option<Keys<'a>>, ModelError> {
+    pub(crate) fn below(&self, key: &str) -> Result<Option<Keys<'a>>, ModelError> {
         match self.object.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::Object(object)) => Ok(Some(Keys { path: self.path, object })),
@@ -62,11 +62,11 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn wrong(&self, key: &str, reason: &str) -> ModelError {
+    pub(crate) fn wrong(&self, key: &str, reason: &str) -> ModelError {
         ModelError::malformed(self.path, format!("`{key}`: {reason}"))
     }
 
-    pub(super) fn unsupported(&self, what: String, instead: &str) -> ModelError {
+    pub(crate) fn unsupported(&self, what: String, instead: &str) -> ModelError {
         ModelError::unsupported(self.path, what, instead)
     }
 }

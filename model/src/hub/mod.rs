@@ -8,7 +8,7 @@ mod shard;
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
-use self::json::{Keys, read_object};
+pub(crate) use self::json::{Keys, read_object};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::tensors::TensorTable;
@@ -49,6 +49,11 @@ pub(crate) fn read(folder: &Path) -> Result<(ModelConfig, TensorTable), ModelErr
         return Err(ModelError::malformed(folder, reason));
     }
     Ok((config, table))
+}
+
+/// Reads the header of one file, all of its tensors.
+pub(crate) fn read_safetensors(path: &Path, table: &mut TensorTable) -> Result<(), ModelError> {
+    shard::read(path, |_| true, table)
 }
 
 /// Feeds the tokenizer's files to a hash, each with its name and length.

@@ -9,6 +9,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adapters;
 mod config;
 mod dequantize;
 mod files;

@@ -117,7 +117,8 @@ impl Folder {
     }
 }
 
-fn file<'a>(tensors: impl Iterator<Item = (&'a String, &'a Tensor)>) -> Vec<u8> {
+/// A safetensors file of these.
+pub(crate) fn file<'a>(tensors: impl Iterator<Item = (&'a String, &'a Tensor)>) -> Vec<u8> {
     let (mut header, mut data) = (Map::new(), Vec::<u8>::new());
     for (name, tensor) in tensors {
         let start = data.len();

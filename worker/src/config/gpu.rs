@@ -16,6 +16,11 @@ pub struct GpuConfig {
     #[arg(long, env = "THALWEG_CUDA_LIBRARY_PATH", value_name = "FOLDER", value_parser = value::folder)]
     pub cuda_library_path: Option<PathBuf>,
 
+    /// Where the fastest plans of large products, which a first start measures, are kept; off: nowhere, every start measures.
+    /// Default: thalweg in the user's cache folder
+    #[arg(long, env = "THALWEG_CUDA_PLAN_CACHE", value_name = "FOLDER|off")]
+    pub cuda_plan_cache: Option<PathBuf>,
+
     /// Own kernels alone: on one kind of card the same tokens whatever the batch, chunking, cache hits and preemptions
     #[arg(long, env = "THALWEG_DETERMINISTIC")]
     pub deterministic: bool,
@@ -36,6 +41,18 @@ pub struct GpuConfig {
     /// Of the random weights of --load-format dummy
     #[arg(long, env = "THALWEG_SEED", value_name = "N", default_value_t = 0, value_parser = value::whole(0..=u64::MAX))]
     pub seed: u64,
+}
+
+impl GpuConfig {
+    /// Folder of kept plans, if there is one.
+    pub fn plan_cache(&self) -> Option<PathBuf> {
+        let usual = || {
+            let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+            let users = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+            users.map(|users| users.join("thalweg"))
+        };
+        self.cuda_plan_cache.clone().or_else(usual).filter(|folder| folder.as_os_str() != "off")
+    }
 }
 
 /// Where weights come from.

@@ -49,7 +49,7 @@ pub(super) fn open(
     events: EventSender,
     now: Duration,
 ) -> Opened {
-    let EngineRequest { prompt, sampling, choices, prompt_logprobs, priority, root, .. } = request;
+    let EngineRequest { prompt, sampling, choices, prompt_logprobs, priority, root, adapter, .. } = request;
     let mut carrier =
         prompt_logprobs.is_some().then(|| carrier_of(&choices, &sampling, output_max)).flatten();
     let (mut sequences, mut ended): (Vec<NewSequence>, _) = (Vec::new(), Vec::new());
@@ -67,6 +67,7 @@ pub(super) fn open(
             sampling: sampling.clone(),
             output_max,
             root,
+            adapter,
             prompt_logprobs: prompt_logprobs.filter(|_| carries),
             leader: None,
         });

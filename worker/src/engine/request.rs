@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thalweg_proto::block_hash::BlockHash;
 use thalweg_proto::ids::AttemptId;
 
-use crate::plan::Logprobs;
+use crate::plan::{AdapterSlot, Logprobs};
 use crate::sampling::SamplingParams;
 pub use crate::scheduler::FinishReason;
 
@@ -29,6 +29,8 @@ pub struct EngineRequest {
     pub choices: Vec<ChoiceState>,
     /// `h_0` of the block hashes: model, adapter and cache scope.
     pub root: BlockHash,
+    /// The same adapter's place on the device.
+    pub adapter: AdapterSlot,
     /// Lower runs earlier.
     pub priority: i32,
     /// Who booked the request and the number of that booking, echoed in `LoadSnapshot::booked`.

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 use crate::backend::{Backend, Projection};
-use crate::plan::{BlockId, Row, RowInput, SlotId, Want};
+use crate::plan::{AdapterSlot, BlockId, Row, RowInput, SlotId, Want};
 
 /// Notes operations; panics in attention, or refuses, for marked tokens.
 struct Fake {
@@ -84,7 +84,14 @@ fn runner() -> (ModelRunner, Receiver<String>) {
 
 fn plan(token: u32) -> StepPlan {
     let input = RowInput::Tokens(vec![token]);
-    let row = Row { slot: SlotId(0), input, context: 0, tables: Default::default(), want: Want::Nothing };
+    let row = Row {
+        slot: SlotId(0),
+        adapter: AdapterSlot::BASE,
+        input,
+        context: 0,
+        tables: Default::default(),
+        want: Want::Nothing,
+    };
     StepPlan { slots: Vec::new(), rows: vec![row] }
 }
 

@@ -123,7 +123,8 @@ impl StepBuilder {
         let fills_block = self.named_block_tokens.is_some_and(|tokens| running.has_new_block(tokens));
         self.record.rows.push(RowRecord { key: running.sequence.key, samples, targets, fills_block });
         let tables = running.blocks.tables();
-        self.plan.rows.push(Row { slot: running.slot, input, context: context as u32, tables, want });
+        let (slot, adapter) = (running.slot, running.sequence.adapter);
+        self.plan.rows.push(Row { slot, adapter, input, context: context as u32, tables, want });
     }
 }
 

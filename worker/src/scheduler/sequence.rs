@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thalweg_proto::block_hash::{self, BlockHash};
 
 use crate::kv::{Parent, SequenceBlocks};
-use crate::plan::{Logprobs, SlotId, SlotInit, Want};
+use crate::plan::{AdapterSlot, Logprobs, SlotId, SlotInit, Want};
 use crate::sampling::SamplingParams;
 
 /// Order of service: lower priority values first, then who came first. A preempted sequence keeps its place.
@@ -34,6 +34,8 @@ pub struct NewSequence {
     pub output_max: usize,
     /// `h_0`.
     pub root: BlockHash,
+    /// What it is computed with; part of `root`.
+    pub adapter: AdapterSlot,
     /// Logprobs of the prompt, with this many alternatives.
     pub prompt_logprobs: Option<u32>,
     /// Sequence of the same prompt that computes it for both: this one waits for its blocks.
@@ -50,6 +52,7 @@ pub(super) struct Sequence {
     pub(super) sampling: Arc<SamplingParams>,
     pub(super) output_max: usize,
     pub(super) root: BlockHash,
+    pub(super) adapter: AdapterSlot,
     /// Hashes of the full blocks of `tokens`; empty when prefixes are not reused.
     pub(super) hashes: Vec<BlockHash>,
     pub(super) prompt_logprobs: Option<PromptLogprobs>,
@@ -79,6 +82,7 @@ impl Sequence {
             sampling: new.sampling,
             output_max: new.output_max,
             root: new.root,
+            adapter: new.adapter,
             hashes: Vec::new(),
             prompt_logprobs,
             leader: new.leader,

@@ -9,6 +9,7 @@ use thalweg_proto::ids::AttemptId;
 use thalweg_proto::v1;
 
 use crate::engine::{ChoiceState, EngineRequest};
+use crate::plan::AdapterSlot;
 use crate::sampling::SamplingParams;
 
 /// Choices of one request at most.
@@ -36,6 +37,8 @@ pub struct ServedModel {
     pub vocab_size: usize,
     /// Prompt and output of one sequence, in tokens.
     pub max_model_len: u32,
+    /// LoRA adapters, in the order of their places on the device.
+    pub adapters: Vec<String>,
     /// The model's own end of sequence ids.
     pub eos_ids: Vec<u32>,
 }
@@ -70,10 +73,12 @@ pub enum RequestError {
         served: String,
     },
     /// No such adapter.
-    #[error("adapter {name:?} is not loaded; this worker has none")]
+    #[error("adapter {name:?} is not loaded here, but {loaded}; --lora-modules names what a worker loads")]
     Adapter {
         /// As asked for.
         name: String,
+        /// What is.
+        loaded: String,
     },
     /// The router hashed the prompt for other weights.
     #[error("fingerprint is of other weights than this worker's; describe it again")]
@@ -101,6 +106,7 @@ impl From<RequestError> for tonic::Status {
 /// Parses a request, or says what is wrong with it.
 pub fn parse(request: v1::GenerateRequest, model: &ServedModel) -> Result<EngineRequest, RequestError> {
     check_target(&request, model)?;
+    let adapter = model.adapter(&request.adapter)?;
     check_ids("prompt_ids", &request.prompt_ids, model)?;
     ensure(!request.prompt_ids.is_empty(), "prompt_ids", "is empty; at least one token is needed")?;
     check_context(request.prompt_ids.len(), model)?;
@@ -127,6 +133,7 @@ pub fn parse(request: v1::GenerateRequest, model: &ServedModel) -> Result<Engine
         prompt_logprobs,
         choices,
         root: root.hash(),
+        adapter,
         priority: request.priority,
         booking: (!request.router_id.is_empty()).then_some((request.router_id, request.booking)),
     })
@@ -142,11 +149,24 @@ impl ServedModel {
     }
 }
 
+impl ServedModel {
+    /// Place of an adapter on the device; no name means the model as it is.
+    fn adapter(&self, name: &str) -> Result<AdapterSlot, RequestError> {
+        if name.is_empty() {
+            return Ok(AdapterSlot::BASE);
+        }
+        let loaded = || match self.adapters.is_empty() {
+            true => "none is".to_owned(),
+            false => self.adapters.join(", "),
+        };
+        let index = self.adapters.iter().position(|adapter| adapter == name);
+        let index = index.ok_or_else(|| RequestError::Adapter { name: name.to_owned(), loaded: loaded() })?;
+        Ok(AdapterSlot(index as u32 + 1))
+    }
+}
+
 fn check_target(request: &v1::GenerateRequest, model: &ServedModel) -> Result<(), RequestError> {
     model.check_name(&request.model)?;
-    if !request.adapter.is_empty() {
-        return Err(RequestError::Adapter { name: request.adapter.clone() });
-    }
     if !request.fingerprint.is_empty() && request.fingerprint != model.fingerprint {
         return Err(RequestError::Fingerprint);
     }

@@ -10,6 +10,7 @@ fn model() -> ServedModel {
         fingerprint: vec![7; 32].into(),
         vocab_size: 100,
         max_model_len: 64,
+        adapters: vec!["first".to_owned(), "second".to_owned()],
         eos_ids: vec![2],
     }
 }
@@ -62,10 +63,14 @@ fn targets() {
     );
     check(changed(|r| r.model = String::new()), ErrorCode::ModelNotFound, "tiny, alias");
     check(changed(|r| r.adapter = "lora".into()), ErrorCode::ModelNotFound, "adapter \"lora\"");
+    check(changed(|r| r.adapter = "lora".into()), ErrorCode::ModelNotFound, "first, second");
     check(changed(|r| r.fingerprint = vec![8; 32].into()), ErrorCode::FingerprintMismatch, "fingerprint");
     check(changed(|r| r.fingerprint = vec![7; 31].into()), ErrorCode::FingerprintMismatch, "fingerprint");
     assert!(parse(changed(|r| r.fingerprint = vec![7; 32].into()), &model()).is_ok());
     assert!(parse(changed(|r| r.model = "alias".into()), &model()).is_ok());
+    let adapted = |name: &str| parse(changed(|r| r.adapter = name.into()), &model()).unwrap();
+    assert_eq!(["", "first", "second"].map(|name| adapted(name).adapter.0), [0, 1, 2]);
+    assert!(adapted("first").root != adapted("").root && adapted("first").root != adapted("second").root);
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::backend::BackendError;
 use crate::engine::{DecodeRate, EngineConfig, Rates};
-use crate::plan::{BlockId, BlockTable, KV_GROUPS, Row, RowInput, SlotId, SlotInit, StepPlan, Want};
+use crate::plan::{
+    AdapterSlot, BlockId, BlockTable, KV_GROUPS, Row, RowInput, SlotId, SlotInit, StepPlan, Want,
+};
 use crate::runner::Runner;
 use crate::sampling::SamplingParams;
 
@@ -72,6 +74,7 @@ fn step(sequences: usize, tokens: usize, config: &EngineConfig) -> StepPlan {
     });
     let rows = (0..sequences).map(|slot| Row {
         slot: SlotId(slot as u32),
+        adapter: AdapterSlot::BASE,
         input: RowInput::Tokens(prompt.to_vec()),
         context: 0,
         tables: tables(slot, tokens, config),

@@ -1,5 +1,6 @@
 //! A model loaded once for all workers of a process: checked against the flags and the machine before it takes memory.
 
+mod adapters;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -82,6 +83,7 @@ impl SharedModel {
     /// Opens and checks the checkpoint at `path`, sees that `workers` workers fit, and loads its weights.
     pub fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result<Arc<Self>, StartError> {
         check_build(config)?;
+        adapters::check(config)?;
         let begin = tokio::time::Instant::now();
         let ready = match () {
             () if config.engine == EngineKind::Sim || config.profile.is_some() => simulated(path, config)?,
@@ -93,11 +95,16 @@ impl SharedModel {
             true => vec![name],
             false => config.served_model_name.clone(),
         };
+        if let Some(module) = config.lora.lora_modules.iter().find(|module| names.contains(&module.name)) {
+            let reason = "the model has this name; give the adapter another";
+            return Err(StartError::config("lora-modules", &module.name, reason));
+        }
         let served = ServedModel {
             names,
             fingerprint: with_template(&fingerprint, &bundle).into(),
             vocab_size: plan.vocab_size,
             max_model_len: plan.max_model_len as u32,
+            adapters: config.lora.lora_modules.iter().map(|module| module.name.clone()).collect(),
             eos_ids: bundle.eos_ids.clone(),
         };
         let tokenizer = serde_json::to_vec(&bundle).map_err(|error| ModelError::Malformed {
@@ -118,6 +125,11 @@ impl SharedModel {
     /// Names that requests may use, the main one first.
     pub fn names(&self) -> &[String] {
         &self.served.names
+    }
+
+    /// Names of the adapters that requests may use.
+    pub fn adapters(&self) -> &[String] {
+        &self.served.adapters
     }
 
     /// Of the weights and of everything else that changes KV values.

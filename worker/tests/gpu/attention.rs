@@ -16,6 +16,8 @@ struct Case {
     head_dim: usize,
     heads: (usize, usize),
     window: usize,
+    /// Scores are that many times as far apart as they usually are.
+    sharpness: f64,
     dtype: KvDtype,
     /// Context and new tokens of each row.
     rows: Vec<(usize, usize)>,
@@ -172,7 +174,7 @@ fn expected(case: &Case, work: &Work, qkv: &[u16], pools: &[Vec<u8>; 2]) -> Vec<
     let (q_heads, kv_heads) = case.heads;
     let (dim, bytes) = (case.head_dim, case.dtype.bytes());
     let stride = (q_heads + 2 * kv_heads) * dim;
-    let scale = 1.0 / (dim as f64).sqrt();
+    let scale = case.sharpness / (dim as f64).sqrt();
     let mut out = Vec::new();
     for (row, (context, len)) in work.rows.iter().zip(&case.rows) {
         for token in 0..*len {
@@ -239,6 +241,7 @@ fn run(case: &Case) -> (Vec<u16>, Vec<f64>) {
         decode_items: decode.at(),
         tickets: tickets.at(),
         qkv: qkv_at.at(),
+        tokens,
         keys: keys.at(),
         values: values.at(),
         out: out.at(),
@@ -246,7 +249,7 @@ fn run(case: &Case) -> (Vec<u16>, Vec<f64>) {
         partial_ml: partial_ml.at(),
         q_heads,
         kv_heads,
-        scale: 1.0 / (case.head_dim as f32).sqrt(),
+        scale: case.sharpness as f32 / (case.head_dim as f32).sqrt(),
         window: case.window,
         // Fewer blocks than items, and more.
         blocks: AttentionBlocks {
@@ -272,8 +275,8 @@ fn check(case: &Case) {
     let (got, expected) = run(case);
     let got: Vec<f64> = got.into_iter().map(wide).collect();
     let what = format!(
-        "attention {} {:?} window {} {:?} {:?} {:?} {:?}",
-        case.head_dim, case.heads, case.window, case.dtype, case.few, case.many, case.rows
+        "attention {} {:?} window {} times {} {:?} {:?} {:?} {:?}",
+        case.head_dim, case.heads, case.window, case.sharpness, case.dtype, case.few, case.many, case.rows
     );
     close(&what, &got, &expected, |index| expected[index].abs() / 100.0 + 0.01);
 }
@@ -286,8 +289,8 @@ fn each_shape(mut f: impl FnMut(Case)) {
         for heads in [(4, 4), (3, 1), (8, 2), (16, 1)] {
             for window in [0, 1, 100, 300] {
                 let rows = Vec::new();
-                let (few, many) = (Few::Split, Many::Whole);
-                f(Case { head_dim, heads, window, dtype: KvDtype::Bf16, rows, few, many });
+                let (few, many, dtype) = (Few::Split, Many::Whole, KvDtype::Bf16);
+                f(Case { head_dim, heads, window, sharpness: 1.0, dtype, rows, few, many });
             }
         }
     }
@@ -326,7 +329,8 @@ fn every_stored_type() {
         for head_dim in [64, 128, 256] {
             for few in [Few::Split, Few::Whole] {
                 let rows = vec![(300, 1), (0, 20), (255, 1), (520, 3)];
-                check(&Case { head_dim, heads: (6, 2), window: 0, dtype, rows, few, many: Many::Whole });
+                let (heads, many) = ((6, 2), Many::Whole);
+                check(&Case { head_dim, heads, window: 0, sharpness: 1.0, dtype, rows, few, many });
             }
         }
     }
@@ -366,13 +370,45 @@ fn a_few_tokens_in_runs_of_keys() {
 }
 
 /// Only where the card has that kernel.
+fn check_prefill(case: Case) {
+    if !Bench::new(case.head_dim, case.dtype).kernels.has_prefill() {
+        return println!("no prefill kernel for heads of {} on this card", case.head_dim);
+    }
+    check(&Case { many: Many::Prefill, ..case });
+}
+
 #[test]
 fn prompts_on_hopper() {
     each_shape(|case| {
-        if !Bench::new(case.head_dim, case.dtype).kernels.has_prefill() {
-            return println!("no prefill kernel for heads of {} on this card", case.head_dim);
-        }
         let rows = [(0, 17), (3, 63), (0, 65), (200, 130), (512, 33), (255, 20), (0, 300), (700, 1)];
-        check(&Case { rows: rows.into(), many: Many::Prefill, few: Few::Decode(128), ..case });
+        check_prefill(Case { rows: rows.into(), few: Few::Decode(128), ..case });
     });
+}
+
+/// Everything goes through tiles: one token, whole tiles and tiles that end or begin inside of a block, of 128 keys or of a window.
+#[test]
+fn short_and_whole_tiles_on_hopper() {
+    each_shape(|case| {
+        let rows = [(0, 1), (15, 2), (1, 16), (0, 128), (128, 128), (127, 1), (128, 1), (384, 48), (5, 257)];
+        check_prefill(Case { rows: rows.into(), few: Few::Whole, ..case });
+    });
+}
+
+/// Largest scores that keep growing from tile to tile, in either direction: sums are multiplied again and again.
+#[test]
+fn sharp_prompts_on_hopper() {
+    each_shape(|case| {
+        let rows = [(0, 300), (600, 70), (1000, 33)];
+        check_prefill(Case { rows: rows.into(), few: Few::Whole, sharpness: 12.0, ..case });
+    });
+}
+
+/// Many tiles of keys, in a window whose edge wanders through them too.
+#[test]
+fn long_prompts_on_hopper() {
+    for (head_dim, window) in [(64, 0), (64, 1000), (128, 0), (128, 1111)] {
+        let (rows, few, dtype) = (vec![(2900, 140), (0, 700), (4095, 2)], Few::Whole, KvDtype::Bf16);
+        let (heads, many, sharpness) = ((1, 1), Many::Prefill, 1.0);
+        check_prefill(Case { head_dim, heads, window, sharpness, dtype, rows, few, many });
+    }
 }

@@ -1,6 +1,7 @@
 //! Products against sums in f64, and against each other to the bit.
 
 use thalweg_worker::backend::cpu::KvDtype;
+use thalweg_worker::backend::cuda::abi::{COUNTS, N_TOKENS};
 use thalweg_worker::backend::cuda::blas::Blas;
 use thalweg_worker::backend::cuda::kernels::{Gemm, SMALL_ROWS, Store};
 
@@ -36,6 +37,7 @@ fn product(
         Store::Bf16 => bench.poisoned((m * n * 2) as u64),
         Store::F32 => bench.poisoned((m * n * 4) as u64),
         Store::AddF32 => bench.put(&before),
+        Store::Gated(_) => unreachable!("it has a test of its own"),
     };
     let count = bench.put(&[m as i32]);
     let gemm = Gemm {
@@ -129,6 +131,45 @@ fn rows_are_the_same_to_the_bit_whatever_their_number() {
                     let got = product(&bench, &mut blas, way, (m, n, k), store).unwrap();
                     assert!(got == whole[..m * n], "{way:?} {m} x {n} x {k} {store:?}");
                 }
+            }
+        }
+    }
+}
+
+/// Gates and factors in one product, against a product of both and the activation behind it.
+#[test]
+fn gated_products_are_those_with_the_gate_behind_them_to_the_bit() {
+    let bench = Bench::new(64, KvDtype::Bf16);
+    for (k, n) in [(32, 8), (576, 1536), (640, 104), (4096, 1024)] {
+        for m in ROWS.into_iter().filter(|m| *m <= SMALL_ROWS) {
+            for activation in [0, 1] {
+                let (weights, inputs) = (bench.put(&halves(2 * n * k, 1)), bench.put(&halves(m * k, 2)));
+                let mut counts = [0i32; COUNTS];
+                counts[N_TOKENS] = m as i32;
+                let counts = bench.put(&counts);
+                let [both, apart, fused] = [2 * n, n, n].map(|n| bench.poisoned((m * n * 2) as u64));
+                let gemm = |outputs, n, store| Gemm {
+                    weights: weights.at(),
+                    inputs: inputs.at(),
+                    outputs,
+                    m: m.next_multiple_of(8),
+                    n,
+                    k,
+                    m_at: counts.at(),
+                    store,
+                };
+                // SAFETY: arrays of these shapes, which live until they are read below; the true number of rows is counted.
+                unsafe {
+                    let to = bench.launcher();
+                    bench.kernels.gemm_small(to, gemm(both.at(), 2 * n, Store::Bf16)).unwrap();
+                    bench
+                        .kernels
+                        .gate_act(to, m, [counts.at(), both.at(), apart.at()], n, activation)
+                        .unwrap();
+                    bench.kernels.gemm_small(to, gemm(fused.at(), n, Store::Gated(activation))).unwrap();
+                }
+                let [apart, fused] = [apart, fused].map(|array| bench.get::<u16>(&array, m * n));
+                assert!(apart == fused, "{m} x {n} x {k}, activation {activation}");
             }
         }
     }

@@ -9,8 +9,11 @@
 )]
 
 mod attention;
+mod faults;
 mod gemm;
 mod golden;
+mod lora;
+mod memory;
 mod models;
 mod rows;
 mod sampling;

@@ -6,6 +6,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use thalweg_proto::block_hash::BlockHash;
 use thalweg_worker::kv::{FULL, KvCache, KvConfig, Parent, SLIDING, SequenceBlocks};
+use thalweg_worker::plan::AdapterSlot;
 use thalweg_worker::sampling::SamplingParams;
 use thalweg_worker::scheduler::{NewSequence, OVERTAKEN_MAX, SchedulerConfig, SequenceKey};
 
@@ -37,6 +38,7 @@ fn sequence(request: u64, prompt: &[u32], output_max: usize) -> NewSequence {
         sampling: Arc::new(SamplingParams { seed: request, ..SamplingParams::greedy() }),
         output_max,
         root: BlockHash([0; 16]),
+        adapter: AdapterSlot::BASE,
         prompt_logprobs: None,
         leader: None,
     }

@@ -9,10 +9,15 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use thalweg_model::checkpoint::Checkpoint;
+use thalweg_proto::block_hash::BlockHash;
 use thalweg_worker::backend::cpu::KvDtype;
-use thalweg_worker::backend::cuda::{CudaBackend, CudaBackendConfig, CudaModel, Gpu, OnFault, WeightSource};
+use thalweg_worker::backend::cuda::memory::DeviceMemory;
+use thalweg_worker::backend::cuda::{
+    CudaBackend, CudaBackendConfig, CudaModel, Gpu, OnFault, PlanSearch, WeightSource,
+};
+use thalweg_worker::plan::AdapterSlot;
 use thalweg_worker::runner::DeviceRunner;
-use thalweg_worker::scheduler::SchedulerConfig;
+use thalweg_worker::scheduler::{NewSequence, SchedulerConfig, SequenceKey};
 
 use crate::cpu::{alone, kv_config, samplings, test_model, tiny};
 use crate::properties::drive;
@@ -52,6 +57,7 @@ impl Subject {
             step_timeout: Duration::from_secs(60),
             partials_max,
             on_fault: OnFault::Report,
+            plans: PlanSearch::FirstChoice,
         };
         DeviceRunner::new(CudaBackend::new(self.model.clone(), config, None).unwrap())
     }
@@ -109,4 +115,72 @@ fn tiny_qwen_answers_as_if_alone() {
 fn smollm_answers_as_if_alone() {
     let path = test_model("SmolLM2-135M-Instruct.Q4_1.gguf");
     check(&Subject::open(&path, KvDtype::Bf16), 200, 12, 0..4);
+}
+
+/// Beside a pool of a few sequences the GPU is full to a rest that no allocation of ours fits in. More requests than the pool holds fill
+/// it to its last block, are preempted and end as if alone.
+#[test]
+fn tiny_llama_on_a_full_gpu_with_a_full_pool() {
+    let (subject, max_model_len) = (Subject::open(&tiny("llama3"), KvDtype::Bf16), 400);
+    let oracle = subject.oracle(max_model_len);
+    let kv = kv_config(subject.model.config(), max_model_len, 2.5, true);
+    let config = SchedulerConfig { kv, max_num_seqs: 12, max_num_batched_tokens: 64 };
+    let runner = subject.runner(&config, max_model_len, 0);
+    let ballast = Ballast::fill(subject.model.gpu());
+    let mut simulation = Simulation::new(config, runner, oracle);
+    for request in 0..30 {
+        let prompt: Vec<u32> = (0..40 + 3 * request).map(|i| (i * 7 + request * 31) % 320).collect();
+        simulation.add(NewSequence {
+            key: SequenceKey { priority: 0, request: u64::from(request), choice: 0 },
+            prompt: prompt.into(),
+            output: Vec::new(),
+            sampling: Arc::new(samplings().swap_remove(request as usize % 3)),
+            output_max: 60,
+            root: BlockHash([0; 16]),
+            adapter: AdapterSlot::BASE,
+            prompt_logprobs: None,
+            leader: None,
+        });
+    }
+    let mut fullest = 0;
+    loop {
+        while simulation.submit() {}
+        // Before steps in flight give anything back.
+        fullest = fullest.max(simulation.scheduler.usage(0).in_use);
+        if !simulation.collect() {
+            break;
+        }
+    }
+    simulation.finish();
+    let total = simulation.scheduler.usage(0).total;
+    println!(
+        "{fullest} of {total} blocks in use at once, {} preemptions",
+        simulation.scheduler.preemptions()
+    );
+    assert_eq!(fullest, total, "the pool was never full");
+    assert!(simulation.scheduler.preemptions() > 0 && simulation.finished.len() == 30);
+    assert_eq!(simulation.scheduler.violations(), 0);
+    drop(ballast);
+}
+
+/// Memory that nobody else can have.
+struct Ballast {
+    _pieces: Vec<DeviceMemory>,
+}
+
+impl Ballast {
+    /// Takes all but a few MiB.
+    fn fill(gpu: &Arc<Gpu>) -> Self {
+        let (mut taken, mut piece) = (Vec::new(), 64u64 << 30);
+        while piece >= 2 << 20 {
+            match DeviceMemory::new(gpu, piece, "ballast") {
+                Ok(memory) => taken.push(memory),
+                Err(_) => piece /= 2,
+            }
+        }
+        let (free, total) = gpu.memory().unwrap();
+        println!("{} of {} MiB free beside {} pieces of ballast", free >> 20, total >> 20, taken.len());
+        assert!(free < 64 << 20);
+        Self { _pieces: taken }
+    }
 }

@@ -11,7 +11,7 @@ use thalweg_worker::engine::{
     Refusal,
 };
 use thalweg_worker::kv::KvConfig;
-use thalweg_worker::plan::{Logprobs, StepId, StepOutput, StepPlan};
+use thalweg_worker::plan::{AdapterSlot, Logprobs, StepId, StepOutput, StepPlan};
 use thalweg_worker::runner::Runner;
 use thalweg_worker::sampling::SamplingParams;
 
@@ -58,6 +58,7 @@ pub(crate) fn request(number: u64, prompt_len: usize, max_tokens: u32) -> Engine
         prompt_logprobs: None,
         choices: vec![ChoiceState::default()],
         root: BlockHash([0; 16]),
+        adapter: AdapterSlot::BASE,
         priority: 0,
         booking: None,
     }

@@ -9,7 +9,7 @@ use rand::{Rng, RngExt};
 use thalweg_cache_index::event::BlockEvent;
 use thalweg_proto::block_hash::BlockHash;
 use thalweg_worker::kv::{FULL, KvConfig, SLIDING, blocks_per_sequence};
-use thalweg_worker::plan::{KV_GROUPS, Logprobs, StepId};
+use thalweg_worker::plan::{AdapterSlot, KV_GROUPS, Logprobs, StepId};
 use thalweg_worker::runner::Runner;
 use thalweg_worker::sampling::SamplingParams;
 use thalweg_worker::scheduler::{
@@ -105,6 +105,7 @@ impl RequestSource {
                     sampling: sampling.clone(),
                     output_max,
                     root,
+                    adapter: AdapterSlot::BASE,
                     prompt_logprobs: prompt_logprobs.filter(|_| choice == 0),
                     leader: (choice > 0).then_some(leader),
                 };

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
+use thalweg_model::adapter::Adapter;
 use thalweg_model::checkpoint::Checkpoint;
 use thalweg_worker::backend::cpu::linear::Compute;
 use thalweg_worker::backend::cpu::{CpuBackend, CpuBackendConfig, CpuModel, KvDtype};
 use thalweg_worker::plan::{
-    BlockId, BlockTable, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepPlan, Want,
+    AdapterSlot, BlockId, BlockTable, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepPlan, Want,
 };
 use thalweg_worker::runner::{ModelRunner, Runner};
 use thalweg_worker::sampling::SamplingParams;
@@ -47,6 +48,19 @@ pub(crate) fn load(path: &Path, compute: Compute) -> Arc<CpuModel> {
     CpuModel::load(&checkpoint, 2, compute).expect("a model that fits")
 }
 
+/// Adapters of a small seeded checkpoint, in the order of their slots: on every product, and on a few.
+pub(crate) const TINY_ADAPTERS: [&str; 2] = ["all", "few"];
+
+/// Loads a small seeded checkpoint with its adapters.
+pub(crate) fn load_adapted(family: &str, compute: Compute) -> Arc<CpuModel> {
+    let path = tiny_model(family);
+    let checkpoint = Checkpoint::open(&path).expect("a readable checkpoint");
+    let adapters = TINY_ADAPTERS.map(|name| {
+        Adapter::open(&path.join("adapters").join(name), checkpoint.config()).expect("a sound adapter")
+    });
+    CpuModel::load_with(&checkpoint, &adapters, 2, compute).expect("a model that fits")
+}
+
 /// Blocks of each slot: slot i has those from i * this on.
 pub(crate) const SLOT_BLOCKS: usize = 64;
 const STEP_TOKENS: usize = 512;
@@ -81,7 +95,8 @@ pub(crate) fn row(slot: usize, input: RowInput, context: usize, want: Want) -> R
     // Physical blocks run backwards, so that nothing hangs on their order.
     let blocks = (0..SLOT_BLOCKS).rev().map(|block| BlockId((slot * SLOT_BLOCKS + block) as u32)).collect();
     let table = BlockTable { first: 0, blocks };
-    Row { slot: SlotId(slot as u32), input, context: context as u32, tables: [table.clone(), table], want }
+    let (slot, adapter) = (SlotId(slot as u32), AdapterSlot::BASE);
+    Row { slot, adapter, input, context: context as u32, tables: [table.clone(), table], want }
 }
 
 /// A slot for a new sequence.
@@ -93,13 +108,19 @@ pub(crate) fn slot(slot: usize, sampling: SamplingParams) -> SlotInit {
 /// One sequence on a device of its own.
 pub(crate) struct Sequence {
     device: Device,
+    adapter: AdapterSlot,
     context: usize,
 }
 
 impl Sequence {
     /// Loads the model.
     pub(crate) fn open(path: &Path, compute: Compute, kv_dtype: KvDtype) -> Self {
-        Self { device: Device::new(load(path, compute), 2, kv_dtype, 1), context: 0 }
+        Self::over(load(path, compute), kv_dtype, AdapterSlot::BASE)
+    }
+
+    /// A loaded model, and one of its adapters.
+    pub(crate) fn over(model: Arc<CpuModel>, kv_dtype: KvDtype, adapter: AdapterSlot) -> Self {
+        Self { device: Device::new(model, 2, kv_dtype, 1), adapter, context: 0 }
     }
 
     /// Begins anew.
@@ -122,6 +143,7 @@ impl Sequence {
     fn step(&mut self, tokens: &[u32], want: Want) -> Vec<Logprobs> {
         let slots = if self.context == 0 { vec![slot(0, SamplingParams::greedy())] } else { Vec::new() };
         let row = row(0, RowInput::Tokens(tokens.to_vec()), self.context, want);
+        let row = Row { adapter: self.adapter, ..row };
         self.context += tokens.len();
         self.device.step(slots, vec![row]).into_iter().flat_map(|row| row.prompt).collect()
     }

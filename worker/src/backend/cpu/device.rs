@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use thalweg_model::config::LayerKind;
 
+use super::adapter::Product;
 use super::attention::{self, Shape, attention};
 use super::buffers::Buffers;
 use super::config::{CpuBackendConfig, GROUP_KINDS, Widths, group_of, logit_rows_per_pass};
@@ -88,6 +89,7 @@ impl CpuBackend {
             blocks: self.config.kv_blocks,
             windows: GROUP_KINDS.map(window),
             used: GROUP_KINDS.map(|kind| config.layers_of(kind) > 0),
+            adapters: self.model.adapters.len(),
         }
     }
 
@@ -144,7 +146,9 @@ impl Backend for CpuBackend {
         let (tokens, widths) = (self.tokens(), self.widths);
         let Buffers { hidden, qkv, inputs, rope, .. } = &mut self.buffers;
         let qkv = &mut qkv[..tokens * widths.qkv];
-        project(&self.pool, &weights.qkv, inputs, &hidden[..tokens * widths.hidden], tokens, qkv);
+        let x = &hidden[..tokens * widths.hidden];
+        project(&self.pool, &weights.qkv, inputs, x, tokens, qkv);
+        adapt(&self.pool, &model, &self.step, (layer, Product::Qkv), x, qkv);
         let writer = self.kv.writer(layer);
         let (step, group) = (&self.step, group_of(kind));
         let heads = Heads { isa: self.pool.isa(), model: &model, weights, widths };
@@ -180,14 +184,19 @@ impl Backend for CpuBackend {
         let (tokens, widths) = (self.tokens(), self.widths);
         let weights = &self.model.layers[layer];
         let Buffers { residual, hidden, attended, activated, inputs, .. } = &mut self.buffers;
-        let (matrix, x, norm) = match projection {
+        let (product, matrix, x, norm) = match projection {
             Projection::Attention => {
-                (&weights.o, &attended[..tokens * widths.query], &weights.post_attention_norm)
+                let x = &attended[..tokens * widths.query];
+                (Product::O, &weights.o, x, &weights.post_attention_norm)
             }
-            Projection::Mlp => (&weights.down, &activated[..tokens * widths.mlp], &weights.post_mlp_norm),
+            Projection::Mlp => {
+                let x = &activated[..tokens * widths.mlp];
+                (Product::Down, &weights.down, x, &weights.post_mlp_norm)
+            }
         };
         let hidden = &mut hidden[..tokens * widths.hidden];
         project(&self.pool, matrix, inputs, x, tokens, hidden);
+        adapt(&self.pool, &self.model, &self.step, (layer, product), x, hidden);
         let (isa, epsilon) = (self.pool.isa(), self.model.config.rms_norm_eps);
         let residual = &mut residual[..tokens * widths.hidden];
         each_row(&self.pool, residual, widths.hidden, &|token, row| {
@@ -206,7 +215,9 @@ impl Backend for CpuBackend {
         let (tokens, widths) = (self.tokens(), self.widths);
         let Buffers { hidden, gate_up, activated, inputs, .. } = &mut self.buffers;
         let gate_up = &mut gate_up[..tokens * 2 * widths.mlp];
-        project(&self.pool, &weights.gate_up, inputs, &hidden[..tokens * widths.hidden], tokens, gate_up);
+        let x = &hidden[..tokens * widths.hidden];
+        project(&self.pool, &weights.gate_up, inputs, x, tokens, gate_up);
+        adapt(&self.pool, &model, &self.step, (layer, Product::GateUp), x, gate_up);
         let (isa, activation) = (self.pool.isa(), model.config.activation);
         each_row(&self.pool, &mut activated[..tokens * widths.mlp], widths.mlp, &|token, row| {
             let (gates, ups) = gate_up[token * 2 * widths.mlp..][..2 * widths.mlp].split_at(widths.mlp);
@@ -286,6 +297,27 @@ fn project(
 ) {
     inputs.prepare(pool, x, tokens, matrix.cols(), matrix.inputs());
     matmul(pool, matrix, inputs, out);
+}
+
+/// Adds what the adapters of rows with one change of a product of `x`.
+fn adapt(
+    pool: &Pool,
+    model: &CpuModel,
+    step: &Step,
+    (layer, product): (usize, Product),
+    x: &[f32],
+    y: &mut [f32],
+) {
+    if !step.has_adapters() {
+        return;
+    }
+    let tokens = step.tokens.len();
+    let (inputs, outputs) = (x.len() / tokens, y.len() / tokens);
+    each_row(pool, y, outputs, &|token, row| {
+        if let Some(index) = step.adapter(token) {
+            model.adapters[index].add(layer, product, &x[token * inputs..][..inputs], row);
+        }
+    });
 }
 
 /// Values below which another thread is not worth waking.

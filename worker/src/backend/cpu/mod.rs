@@ -1,12 +1,15 @@
 //! The CPU backend: weights packed for vector instructions, a paged KV cache, and every operation bitwise independent of batch
 //! mates, chunking and thread count. Modules stand in the order in which a step meets them.
 
+pub(crate) use adapter::Product;
+pub use adapter::RANK_MAX;
 pub use config::{BLOCK_TOKENS, CpuBackendConfig, kv_block_bytes, logit_rows_per_pass, scratch_bytes};
 pub use device::CpuBackend;
 pub use kv_dtype::KvDtype;
 pub use memory::{OutOfMemory, available_bytes};
 pub use model::{CpuModel, LoadError};
 
+mod adapter;
 mod arena;
 mod attention;
 mod buffers;

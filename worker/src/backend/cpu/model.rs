@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use thalweg_model::adapter::Adapter;
 use thalweg_model::checkpoint::{Checkpoint, LayerWeight, Matrix, Weight};
 use thalweg_model::config::ModelConfig;
 use thalweg_model::error::ModelError;
 
+use super::adapter::CpuAdapter;
 use super::lanes::LANES;
 use super::linear::{Compute, PackError, PackedMatrix};
 use super::memory::available_bytes;
@@ -20,6 +22,7 @@ pub struct CpuModel {
     output: Option<PackedMatrix>,
     pub(super) output_norm: Vec<f32>,
     pub(super) layers: Vec<Layer>,
+    pub(super) adapters: Vec<CpuAdapter>,
     vector_bytes: u64,
 }
 
@@ -81,6 +84,16 @@ pub enum LoadError {
 impl CpuModel {
     /// Packs all weights, with `threads` threads. The checkpoint's pages are let go as they are packed.
     pub fn load(checkpoint: &Checkpoint, threads: usize, compute: Compute) -> Result<Arc<Self>, LoadError> {
+        Self::load_with(checkpoint, &[], threads, compute)
+    }
+
+    /// The same with LoRA adapters: the first has slot 1.
+    pub fn load_with(
+        checkpoint: &Checkpoint,
+        adapters: &[Adapter],
+        threads: usize,
+        compute: Compute,
+    ) -> Result<Arc<Self>, LoadError> {
         let config = checkpoint.config().clone();
         check_shape(&config)?;
         let needed = Self::bytes_needed(checkpoint)?;
@@ -97,9 +110,10 @@ impl CpuModel {
         let output_norm = loader.required(Weight::OutputNorm)?;
         let layers =
             (0..config.num_layers()).map(|layer| loader.layer(layer)).collect::<Result<Vec<_>, _>>()?;
+        let adapters = adapters.iter().map(|adapter| CpuAdapter::new(adapter, &config)).collect();
         let vectors = layers.iter().map(Layer::vector_floats).sum::<usize>() + output_norm.len();
         let vector_bytes = 4 * vectors as u64;
-        Ok(Arc::new(Self { config, embedding, output, output_norm, layers, vector_bytes }))
+        Ok(Arc::new(Self { config, embedding, output, output_norm, layers, adapters, vector_bytes }))
     }
 
     /// Bytes that [`CpuModel::load`] takes, known before any is allocated. Packing adds at most a panel's rounding to what is on
@@ -122,7 +136,8 @@ impl CpuModel {
     pub fn bytes(&self) -> u64 {
         let whole = self.embedding.bytes() + self.output.as_ref().map_or(0, PackedMatrix::bytes);
         let layers: usize = self.layers.iter().map(Layer::matrix_bytes).sum();
-        (whole + layers) as u64 + self.vector_bytes
+        let adapters: u64 = self.adapters.iter().map(CpuAdapter::bytes).sum();
+        (whole + layers) as u64 + self.vector_bytes + adapters
     }
 
     pub(super) fn output(&self) -> &PackedMatrix {

@@ -22,6 +22,8 @@ pub(super) struct Step {
 #[derive(Clone, Copy)]
 pub(super) struct StepRow {
     pub(super) slot: usize,
+    /// Which of the model's adapters it is computed with.
+    pub(super) adapter: Option<usize>,
     /// Its first token among the step's.
     pub(super) start: usize,
     pub(super) len: usize,
@@ -55,6 +57,8 @@ pub(super) struct Limits {
     /// Tokens that layers of the group see behind a query, itself included; None for all, or for a group without layers.
     pub(super) windows: [Option<usize>; KV_GROUPS],
     pub(super) used: [bool; KV_GROUPS],
+    /// Adapters that the model has.
+    pub(super) adapters: usize,
 }
 
 impl Step {
@@ -103,13 +107,17 @@ impl Step {
         if samples && slots.draw(slots.index(row.slot)?).is_none() {
             return Err(format!("slot {} was never set", row.slot.0));
         }
+        let adapter = row.adapter.index();
+        if adapter.is_some_and(|index| index >= limits.adapters) {
+            return Err(format!("adapter {} of {}", row.adapter.0, limits.adapters));
+        }
         let mut tables = [Table { first: 0, start: 0, len: 0 }; KV_GROUPS];
         for (group, table) in row.tables.iter().enumerate().filter(|(group, _)| limits.used[*group]) {
             tables[group] = self.load_table(group, table, context, len, limits)?;
         }
         self.positions.extend((context..context + len).map(|position| position as u32));
         self.token_rows.extend(std::iter::repeat_n(index as u32, len));
-        self.rows.push(StepRow { slot: slots.index(row.slot)?, start, len, context, tables });
+        self.rows.push(StepRow { slot: slots.index(row.slot)?, adapter, start, len, context, tables });
         self.load_want(index, row.want, start, len);
         Ok(())
     }
@@ -158,6 +166,16 @@ impl Step {
                 }
             }
         }
+    }
+
+    /// Some row is computed with an adapter.
+    pub(super) fn has_adapters(&self) -> bool {
+        self.rows.iter().any(|row| row.adapter.is_some())
+    }
+
+    /// Adapter of a token's row.
+    pub(super) fn adapter(&self, token: usize) -> Option<usize> {
+        self.rows[self.token_rows[token] as usize].adapter
     }
 
     /// Physical block of a row's logical block.

@@ -9,7 +9,7 @@ use super::linear::Compute;
 use super::testing::slot;
 use super::*;
 use crate::backend::Backend;
-use crate::plan::{BlockId, BlockTable, Row, RowInput, SlotId, StepPlan, Want};
+use crate::plan::{AdapterSlot, BlockId, BlockTable, Row, RowInput, SlotId, StepPlan, Want};
 use crate::runner::forward::forward;
 use crate::sampling::SamplingParams;
 
@@ -36,7 +36,10 @@ fn plan(tokens: &[u32], context: u32, first: u32, blocks: &[u32], want: Want) ->
     let tables = [BlockTable { first: 0, blocks }, sliding];
     let input = RowInput::Tokens(tokens.to_vec());
     let slots = if context == 0 { vec![slot(0, SamplingParams::greedy())] } else { Vec::new() };
-    StepPlan { slots, rows: vec![Row { slot: SlotId(0), input, context, tables, want }] }
+    StepPlan {
+        slots,
+        rows: vec![Row { slot: SlotId(0), adapter: AdapterSlot::BASE, input, context, tables, want }],
+    }
 }
 
 const SAMPLE: Want = Want::Sample { output_index: 0 };

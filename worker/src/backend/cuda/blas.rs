@@ -1,20 +1,30 @@
-//! Large products through cublasLt: a plan is searched once per shape and kept.
+//! Large products through cublasLt: a plan per shape, searched by time at the start or else the library's first choice, and kept.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use cudarc::cublaslt::{result, sys as lt};
+use cudarc::cublaslt::sys as lt;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
-use super::context::{Gpu, Stream};
+use super::context::{Event, Gpu, Stream};
 use super::driver::load_cublas_lt;
 use super::error::{CudaError, check_blas};
 use super::kernels::{Gemm, Store};
-use super::memory::DeviceMemory;
+use super::memory::{Address, DeviceMemory};
+pub use super::plan::WORKSPACE_BYTES;
+use super::plan::{Algorithm, Plan, Shape};
 
-/// What NVIDIA recommends for Hopper is half of it.
-pub const WORKSPACE_BYTES: u64 = 64 << 20;
+/// Algorithms of one shape that are timed.
+const CANDIDATES: usize = 16;
+/// Timings of one algorithm, of which the shortest counts.
+const TIMINGS: usize = 3;
+/// Products of one timing, where they are short.
+const PRODUCTS: usize = 8;
+/// Rows from which on one product is long enough.
+const LONG_ROWS: usize = 1024;
+/// Gain that is worth leaving the library's own first choice: less is noise.
+const GAIN_MIN: f64 = 0.01;
 
 /// The library's handle, its workspace and the plans.
 #[derive(Debug)]
@@ -28,25 +38,6 @@ pub struct Blas {
 // SAFETY: the handle may be used from any thread; the plans are used through `&mut self` alone.
 unsafe impl Send for Blas {}
 
-/// What a plan is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Shape {
-    m: usize,
-    n: usize,
-    k: usize,
-    store: Store,
-}
-
-/// Descriptors and the chosen algorithm.
-#[derive(Debug)]
-struct Plan {
-    operation: lt::cublasLtMatmulDesc_t,
-    weights: lt::cublasLtMatrixLayout_t,
-    inputs: lt::cublasLtMatrixLayout_t,
-    outputs: lt::cublasLtMatrixLayout_t,
-    algorithm: lt::cublasLtMatmulAlgo_t,
-}
-
 impl Blas {
     /// Opens the library. The calling thread must be bound.
     pub fn new(gpu: &Arc<Gpu>, libraries: Option<&Path>) -> Result<Self, CudaError> {
@@ -58,44 +49,101 @@ impl Blas {
         Ok(Self { gpu: gpu.clone(), handle, workspace, plans: HashMap::new() })
     }
 
+    /// As the library tells it.
+    pub fn version() -> usize {
+        // SAFETY: the library was opened by `new`; the call reads a constant.
+        unsafe { lt::cublasLtGetVersion() }
+    }
+
     /// Enqueues a product of exactly `gemm.m` rows; false where the library has nothing for this shape, and then nothing is.
     ///
     /// # Safety
     /// The addresses belong to memory of these sizes, which lives until the stream has passed the product.
     pub unsafe fn run(&mut self, stream: &Stream, gemm: &Gemm) -> Result<bool, CudaError> {
-        let shape = Shape { m: gemm.m, n: gemm.n, k: gemm.k, store: gemm.store };
+        let shape = Shape::of(gemm);
         if shape.m == 0 {
             return Ok(true);
         }
         let plan = match self.plans.entry(shape) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Plan::search(self.handle, shape)?),
+            Entry::Vacant(entry) => entry.insert(first_choice(self.handle, shape)?),
         };
         let Some(plan) = plan else { return Ok(false) };
-        let (one, before) = (1f32, if shape.store == Store::AddF32 { 1f32 } else { 0f32 });
-        // SAFETY: the descriptors live in the plan, the factors during the call; the caller vouches for the addresses.
-        let status = unsafe {
-            lt::cublasLtMatmul(
-                self.handle,
-                plan.operation,
-                (&raw const one).cast(),
-                gemm.weights as *const _,
-                plan.weights,
-                gemm.inputs as *const _,
-                plan.inputs,
-                (&raw const before).cast(),
-                gemm.outputs as *const _,
-                plan.outputs,
-                gemm.outputs as *mut _,
-                plan.outputs,
-                &raw const plan.algorithm,
-                self.workspace.address() as *mut _,
-                WORKSPACE_BYTES as usize,
-                stream.raw().cast(),
-            )
-        };
-        check_blas(status, || format!("cublasLtMatmul of {shape:?}"))?;
+        // SAFETY: the caller vouches for the addresses.
+        unsafe { enqueue(self.handle, &self.workspace, plan, stream, gemm) }?;
         Ok(true)
+    }
+
+    /// Takes over an algorithm that was found before, if the library still has it for this shape.
+    pub(super) fn adopt(&mut self, shape: Shape, algorithm: Algorithm) -> Result<bool, CudaError> {
+        let mut plan = Plan::describe(shape)?;
+        let is_known = plan.accepts(self.handle, algorithm);
+        if is_known {
+            plan.algorithm.data = algorithm;
+            self.plans.insert(shape, Some(plan));
+        }
+        Ok(is_known)
+    }
+
+    /// Times algorithms on these weights in turn, so that none is found in L2, and keeps the fastest; None where there is none.
+    ///
+    /// # Safety
+    /// As `run`, for `gemm` with each of the weights; what the outputs contain is lost.
+    pub(super) unsafe fn search(
+        &mut self,
+        stream: &Stream,
+        gemm: &Gemm,
+        weights: &[Address],
+    ) -> Result<Option<Algorithm>, CudaError> {
+        let shape = Shape::of(gemm);
+        let mut plan = Plan::describe(shape)?;
+        let mut best: Option<(Algorithm, f64)> = None;
+        let mut turn = weights.iter().cycle();
+        for algorithm in plan.candidates(self.handle, shape, CANDIDATES)? {
+            plan.algorithm.data = algorithm;
+            // SAFETY: the caller's promise.
+            let Ok(seconds) = (unsafe { self.time(&plan, stream, gemm, &mut turn) }) else { continue };
+            if best.is_none_or(|(_, least)| seconds < least * (1.0 - GAIN_MIN)) {
+                best = Some((algorithm, seconds));
+            }
+        }
+        let found = best.map(|(algorithm, _)| algorithm);
+        if let Some(algorithm) = found {
+            plan.algorithm.data = algorithm;
+        }
+        self.plans.insert(shape, found.map(|_| plan));
+        Ok(found)
+    }
+
+    /// Seconds of one product.
+    ///
+    /// # Safety
+    /// See `search`.
+    unsafe fn time<'a>(
+        &self,
+        plan: &Plan,
+        stream: &Stream,
+        gemm: &Gemm,
+        weights: &mut impl Iterator<Item = &'a Address>,
+    ) -> Result<f64, CudaError> {
+        let (begin, end) = (Event::new(&self.gpu)?, Event::new(&self.gpu)?);
+        let products = if gemm.m < LONG_ROWS { PRODUCTS } else { 1 };
+        let mut enqueue_one = || {
+            let gemm = Gemm { weights: weights.next().copied().unwrap_or(gemm.weights), ..*gemm };
+            // SAFETY: the caller's promise.
+            unsafe { enqueue(self.handle, &self.workspace, plan, stream, &gemm) }
+        };
+        // The first launch loads the kernel.
+        enqueue_one()?;
+        let mut least = f64::INFINITY;
+        for _ in 0..TIMINGS {
+            begin.record(stream)?;
+            (0..products).try_for_each(|_| enqueue_one())?;
+            end.record(stream)?;
+            stream.synchronize()?;
+            least = least.min(end.seconds_since(&begin)? / products as f64);
+        }
+        Ok(least)
     }
 }
 
@@ -109,81 +157,46 @@ impl Drop for Blas {
     }
 }
 
-impl Plan {
-    /// None where the library knows no way.
-    fn search(handle: lt::cublasLtHandle_t, shape: Shape) -> Result<Option<Self>, CudaError> {
-        let wrong = |error: result::CublasError| CudaError::Blas {
-            call: format!("cublasLt's description of {shape:?}"),
-            status: format!("{:?}", error.0),
-        };
-        let (half, float) = (lt::cudaDataType_t::CUDA_R_16BF, lt::cudaDataType_t::CUDA_R_32F);
-        let output = if shape.store == Store::Bf16 { half } else { float };
-        let (m, n, k) = (shape.m as u64, shape.n as u64, shape.k as u64);
-        let operation =
-            result::create_matmul_desc(lt::cublasComputeType_t::CUBLAS_COMPUTE_32F, float).map_err(wrong)?;
-        // The library's matrices are column-major, ours their transposes: CUBLAS_OP_T is 1.
-        let transposed: i32 = 1;
-        let attribute = lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
-        // SAFETY: the descriptor was just made; the attribute is a 32-bit enum.
-        unsafe {
-            result::set_matmul_desc_attribute(
-                operation,
-                attribute,
-                (&raw const transposed).cast(),
-                size_of_val(&transposed),
-            )
-        }
-        .map_err(wrong)?;
-        let weights = result::create_matrix_layout(half, k, n, k as i64).map_err(wrong)?;
-        let inputs = result::create_matrix_layout(half, k, m, k as i64).map_err(wrong)?;
-        let outputs = result::create_matrix_layout(output, n, m, n as i64).map_err(wrong)?;
-        let preference = result::create_matmul_pref().map_err(wrong)?;
-        let bytes = WORKSPACE_BYTES as usize;
-        let most = lt::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: all descriptors were just made and live; the preference is destroyed once.
-        let found = unsafe {
-            result::set_matmul_pref_attribute(
-                preference,
-                most,
-                (&raw const bytes).cast(),
-                size_of_val(&bytes),
-            )
-            .map_err(wrong)?;
-            let scheme = lt::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-            let schemes =
-                lt::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
-            // Parts of a sum meet in f32, never rounded to the output's type before.
-            result::set_matmul_pref_attribute(
-                preference,
-                schemes,
-                (&raw const scheme).cast(),
-                size_of_val(&scheme),
-            )
-            .map_err(wrong)?;
-            let found = result::get_matmul_algo_heuristic(
-                handle, operation, weights, inputs, outputs, outputs, preference,
-            );
-            result::destroy_matmul_pref(preference).map_err(wrong)?;
-            found
-        };
-        match found {
-            Ok(found) => Ok(Some(Self { operation, weights, inputs, outputs, algorithm: found.algo })),
-            Err(error) => {
-                tracing::debug!(?shape, status = ?error.0, "cublasLt has no algorithm, own kernel instead");
-                Ok(None)
-            }
-        }
-    }
+fn first_choice(handle: lt::cublasLtHandle_t, shape: Shape) -> Result<Option<Plan>, CudaError> {
+    let mut plan = Plan::describe(shape)?;
+    let Some(algorithm) = plan.candidates(handle, shape, 1)?.first().copied() else {
+        tracing::debug!(?shape, "cublasLt has no algorithm, own kernel instead");
+        return Ok(None);
+    };
+    plan.algorithm.data = algorithm;
+    Ok(Some(plan))
 }
 
-impl Drop for Plan {
-    fn drop(&mut self) {
-        // SAFETY: made in `search`, destroyed once; host memory alone.
-        unsafe {
-            lt::cublasLtMatrixLayoutDestroy(self.weights);
-            lt::cublasLtMatrixLayoutDestroy(self.inputs);
-            lt::cublasLtMatrixLayoutDestroy(self.outputs);
-            lt::cublasLtMatmulDescDestroy(self.operation);
-        }
-    }
+/// # Safety
+/// See [`Blas::run`].
+unsafe fn enqueue(
+    handle: lt::cublasLtHandle_t,
+    workspace: &DeviceMemory,
+    plan: &Plan,
+    stream: &Stream,
+    gemm: &Gemm,
+) -> Result<(), CudaError> {
+    let (one, before) = (1f32, if gemm.store == Store::AddF32 { 1f32 } else { 0f32 });
+    // SAFETY: the descriptors live in the plan, the factors during the call; the caller vouches for the addresses.
+    let status = unsafe {
+        lt::cublasLtMatmul(
+            handle,
+            plan.operation,
+            (&raw const one).cast(),
+            gemm.weights as *const _,
+            plan.weights,
+            gemm.inputs as *const _,
+            plan.inputs,
+            (&raw const before).cast(),
+            gemm.outputs as *const _,
+            plan.outputs,
+            gemm.outputs as *mut _,
+            plan.outputs,
+            &raw const plan.algorithm,
+            workspace.address() as *mut _,
+            WORKSPACE_BYTES as usize,
+            stream.raw().cast(),
+        )
+    };
+    check_blas(status, || format!("cublasLtMatmul of {:?}", Shape::of(gemm)))
 }

@@ -1,14 +1,10 @@
-//! All memory of one worker on its GPU but weights: taken at the start, never more.
+//! Memory of one worker on its GPU for steps: taken at the start, never more.
 
-use std::sync::Arc;
-
-use thalweg_model::config::{LayerKind, ModelConfig};
+use thalweg_model::config::ModelConfig;
 
 use super::abi::{Sampled, bytes_of};
-use super::config::{
-    ActivationBytes, CudaBackendConfig, GROUP_KINDS, layer_block_bytes, partial_bytes, partials, slot_bytes,
-};
-use super::context::{Gpu, Stream};
+use super::config::{ActivationBytes, CudaBackendConfig, GROUP_KINDS, partial_bytes, partials, slot_bytes};
+use super::context::Stream;
 use super::error::CudaError;
 use super::memory::{ALIGNMENT, Address, DeviceMemory};
 use crate::plan::KV_GROUPS;
@@ -81,51 +77,6 @@ impl Buffers {
             tickets: take(),
             _memory: memory,
         })
-    }
-}
-
-/// Keys and values of all layers: per layer `[block][kv_head][16][head_dim]`, keys, then values.
-#[derive(Debug)]
-pub(super) struct KvCache {
-    memory: DeviceMemory,
-    /// Of keys and values, by layer.
-    layers: Vec<(Address, Address)>,
-    pub(super) block_bytes: u64,
-}
-
-impl KvCache {
-    pub(super) fn new(
-        gpu: &Arc<Gpu>,
-        model: &ModelConfig,
-        config: &CudaBackendConfig,
-    ) -> Result<Self, CudaError> {
-        let block_bytes = layer_block_bytes(model, config.kv_dtype);
-        let side = |kind: &LayerKind| config.kv_blocks[group_of(*kind)] as u64 * block_bytes;
-        let total = model.layers.iter().map(|kind| 2 * side(kind)).sum();
-        let memory = DeviceMemory::new(gpu, total, "the KV cache")?;
-        let mut next = memory.address();
-        let layers = model.layers.iter().map(|kind| {
-            let keys = next;
-            next += 2 * side(kind);
-            (keys, keys + side(kind))
-        });
-        Ok(Self { layers: layers.collect(), block_bytes, memory })
-    }
-
-    pub(super) fn layer(&self, layer: usize) -> (Address, Address) {
-        self.layers[layer]
-    }
-
-    pub(super) fn memory(&self) -> &DeviceMemory {
-        &self.memory
-    }
-}
-
-/// KV group of a kind of layer.
-pub(super) fn group_of(kind: LayerKind) -> usize {
-    match kind {
-        LayerKind::Full => 0,
-        LayerKind::Sliding => 1,
     }
 }
 

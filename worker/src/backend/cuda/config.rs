@@ -8,6 +8,7 @@ use super::abi::{BIAS_MAX, END_IDS_MAX, SPLIT_ROWS, Sampled, SlotParams};
 use super::blas::WORKSPACE_BYTES;
 use super::error::CudaError;
 use super::kernels::{GEMM_INPUTS, SMALL_ROWS, whole_tile_rows};
+use super::search::PlanSearch;
 use crate::backend::cpu::{BLOCK_TOKENS, KvDtype};
 use crate::plan::KV_GROUPS;
 
@@ -39,6 +40,8 @@ pub struct CudaBackendConfig {
     pub partials_max: usize,
     /// What happens when the GPU fails.
     pub on_fault: OnFault,
+    /// How plans of large products are found.
+    pub plans: PlanSearch,
 }
 
 /// What happens when the GPU fails or hangs.
@@ -58,8 +61,6 @@ const PARTIALS_MAX: u64 = 8192;
 const LOGIT_BYTES_MAX: usize = 512 << 20;
 /// Rows of logits that are held at once, however small the vocabulary, unless there are more slots.
 const LOGIT_ROWS: usize = 256;
-/// Kept free for what the driver takes by itself: modules, graphs, its own pools.
-const DRIVER_BYTES: u64 = 768 << 20;
 
 /// Widths of a token's activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +136,7 @@ pub(super) fn partials(model: &ModelConfig, config: &CudaBackendConfig) -> usize
     (PARTIAL_BYTES_MAX / (sums + weights)).clamp(PARTIALS_MIN, PARTIALS_MAX) as usize
 }
 
-/// Bytes of everything but weights and KV, what the driver keeps for itself included.
+/// Bytes of everything but weights and KV, without what the driver keeps for itself.
 pub fn buffer_bytes(model: &ModelConfig, config: &CudaBackendConfig) -> u64 {
     let activations: u64 = ActivationBytes::of(model, config).all().iter().sum();
     let (sums, weights) = partial_bytes(model);
@@ -144,7 +145,7 @@ pub fn buffer_bytes(model: &ModelConfig, config: &CudaBackendConfig) -> u64 {
     let rope = rope_bytes(model, config.max_model_len);
     let step = super::layout::step_bytes(config) as u64;
     let results = (config.max_tokens_per_step * size_of::<Sampled>()) as u64;
-    activations + partials + slots + rope + step + results + WORKSPACE_BYTES + DRIVER_BYTES
+    activations + partials + slots + rope + step + results + WORKSPACE_BYTES
 }
 
 /// Parameters, biases, end ids, last token and counts of one slot.

@@ -121,6 +121,12 @@ impl Gpu {
         Ok((free as u64, total as u64))
     }
 
+    /// Memory can be mapped behind addresses that were reserved before.
+    pub(super) fn maps_memory(&self) -> Result<bool, CudaError> {
+        let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+        Ok(attribute(self.handle, supported)? != 0)
+    }
+
     /// From now on nothing is given back.
     pub fn give_up(&self) {
         self.lost.store(true, Ordering::Relaxed);

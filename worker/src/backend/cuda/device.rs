@@ -6,20 +6,24 @@ use std::sync::Arc;
 use thalweg_model::config::{Activation, LayerKind};
 
 use super::blas::Blas;
-use super::buffers::{Buffers, KvCache, Rope};
+use super::buffers::{Buffers, Rope};
 use super::config::{CudaBackendConfig, GROUP_KINDS, OnFault, Widths, logit_rows_per_pass, partials};
 use super::context::{Gpu, Stream};
 use super::error::CudaError;
 use super::fault;
 use super::graphs::Graph;
-use super::kernels::{Kernels, PREFILL_ROWS, Store, whole_tile_rows};
+use super::kernels::{Kernels, PREFILL_ROWS, SMALL_ROWS, Store, whole_tile_rows};
+use super::kv::KvCache;
 use super::layout::{Layout, slot_capacities, tables_max};
+use super::lora::{self, LoraStep};
 use super::memory::Address;
+use super::prepare::PreparedBackend;
 use super::shape::{Bucket, StepShape};
 use super::slots::SlotState;
 use super::staging::{InFlight, Staging};
 use super::step::{Limits, Step, Ways};
 use super::weights::CudaModel;
+use crate::backend::cpu::Product;
 use crate::backend::{Backend, BackendError, Projection};
 use crate::plan::{BlockId, StepOutput, StepPlan};
 
@@ -45,6 +49,8 @@ pub struct CudaBackend {
     pub(super) step: Step,
     pub(super) shape: StepShape,
     pub(super) layout: Layout,
+    /// None where the model has no adapters.
+    pub(super) lora: Option<LoraStep>,
     /// Index of the graphs that the step in work runs as.
     replayed: Option<usize>,
     /// What an operation of the step in work met; told when the step ends.
@@ -52,12 +58,12 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// Allocates everything that steps will need, and records the common ones. `libraries` is where cublasLt may be.
-    pub fn new(
+    /// The same but blocks, whatever number of them the configuration has: what is free then is what they can have.
+    pub fn prepare(
         model: Arc<CudaModel>,
         config: CudaBackendConfig,
         libraries: Option<&std::path::Path>,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<PreparedBackend, CudaError> {
         let gpu = model.gpu().clone();
         gpu.bind()?;
         let shape = model.config().clone();
@@ -87,15 +93,15 @@ impl CudaBackend {
             tables: tables_max(&config),
         };
         let blas = if config.deterministic { None } else { Some(Blas::new(&gpu, libraries)?) };
-        let empty = StepShape { capacities: Default::default(), passes: 0, is_bucket: false };
-        let mut backend = Self {
+        let empty = StepShape { capacities: Default::default(), passes: 0 };
+        let backend = Self {
             graphs: Vec::new(),
             in_flight: VecDeque::new(),
             kernels,
             blas,
             staging: Staging::new(&gpu, &config, partials)?,
             buffers: Buffers::new(&stream, &shape, &config)?,
-            kv: KvCache::new(&gpu, &shape, &config)?,
+            kv: KvCache::reserve(&gpu, &shape, config.kv_dtype)?,
             rope: Rope::new(&stream, &shape, config.max_model_len)?,
             widths: Widths::of(&shape),
             limits,
@@ -104,6 +110,7 @@ impl CudaBackend {
             step: Step::default(),
             shape: empty,
             layout: Layout::new(&empty.capacities),
+            lora: model.adapters().map(|adapters| LoraStep::new(&gpu, adapters, &config)).transpose()?,
             replayed: None,
             fault: None,
             stream,
@@ -112,10 +119,7 @@ impl CudaBackend {
             gpu,
         };
         backend.stream.synchronize()?;
-        if backend.config.graphs {
-            backend.record()?;
-        }
-        Ok(backend)
+        PreparedBackend::new(backend)
     }
 
     /// The weights.
@@ -126,8 +130,14 @@ impl CudaBackend {
     /// Overwrites the whole KV cache with a byte, and waits: tests mark what nobody may read.
     pub fn fill_kv(&self, byte: u8) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        self.kv.memory().fill(&self.stream, byte)?;
+        self.kv.fill(&self.stream, byte)?;
         self.stream.synchronize()
+    }
+
+    /// Where its work goes: tests put in what fails.
+    #[doc(hidden)]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     /// Number of recorded shapes.
@@ -164,9 +174,14 @@ impl CudaBackend {
     fn load(&mut self, plan: &StepPlan) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let own = StepShape::of(&self.step, self.rows_per_pass);
-        self.replayed = self.graphs.iter().position(|(_, shape, _)| own.fits(shape));
+        // Recorded steps know nothing of adapters, and so cost nothing for them.
+        let is_recorded = |shape: &StepShape| !self.has_adapters() && own.fits(shape);
+        self.replayed = self.graphs.iter().position(|(_, shape, _)| is_recorded(shape));
         self.shape = self.replayed.map_or(own, |index| self.graphs[index].1);
         self.shape.capacities.tables = self.step.tables.len();
+        if let Some(lora) = self.lora.as_mut().filter(|lora| lora.is_active()) {
+            lora.send(&self.stream)?;
+        }
         self.send(plan, slot_capacities(&self.config).tokens)
     }
 }
@@ -187,7 +202,11 @@ impl Backend for CudaBackend {
 
     fn begin(&mut self, plan: &StepPlan) -> Result<(), BackendError> {
         self.fault = None;
-        let loaded = self.step.load(plan, &mut self.slots, &self.limits);
+        let adapters = match &mut self.lora {
+            Some(lora) => lora.load(plan),
+            None => lora::check_none(plan),
+        };
+        let loaded = adapters.and_then(|()| self.step.load(plan, &mut self.slots, &self.limits));
         loaded.map_err(|reason| BackendError {
             device: format!("cuda:{}", self.gpu.ordinal()),
             reason: format!("step refused: {reason}"),
@@ -228,6 +247,7 @@ impl Backend for CudaBackend {
                 (device.widths.qkv, device.widths.hidden),
                 Store::Bf16,
             )?;
+            device.adapt((layer, Product::Qkv), normed, qkv, Store::Bf16)?;
             device.finish_qkv(layer)
         });
     }
@@ -241,14 +261,18 @@ impl Backend for CudaBackend {
             let weights = *device.model.layer(layer);
             let Buffers { attended, activated, residual, projected, .. } = device.buffers;
             let Widths { hidden, query, mlp, .. } = device.widths;
-            let (matrix, inputs, k, norm) = match projection {
-                Projection::Attention => (weights.o, attended, query, weights.post_attention_norm),
-                Projection::Mlp => (weights.down, activated, mlp, weights.post_mlp_norm),
+            let (product, matrix, inputs, k, norm) = match projection {
+                Projection::Attention => {
+                    (Product::O, weights.o, attended, query, weights.post_attention_norm)
+                }
+                Projection::Mlp => (Product::Down, weights.down, activated, mlp, weights.post_mlp_norm),
             };
             if norm == 0 {
-                return device.project(matrix, inputs, residual, (hidden, k), Store::AddF32);
+                device.project(matrix, inputs, residual, (hidden, k), Store::AddF32)?;
+                return device.adapt((layer, product), inputs, residual, Store::AddF32);
             }
             device.project(matrix, inputs, projected, (hidden, k), Store::F32)?;
+            device.adapt((layer, product), inputs, projected, Store::F32)?;
             let addresses = [device.at(device.layout.counts), projected, norm, residual];
             let epsilon = device.model.config().rms_norm_eps;
             // SAFETY: buffers hold the largest step's tokens; the weight is of the model's width.
@@ -264,11 +288,16 @@ impl Backend for CudaBackend {
             device.norm(weights.mlp_norm)?;
             let Buffers { normed, gate_up, activated, .. } = device.buffers;
             let Widths { hidden, mlp, .. } = device.widths;
-            device.project(weights.gate_up, normed, gate_up, (2 * mlp, hidden), Store::Bf16)?;
             let activation = match device.model.config().activation {
                 Activation::Silu => 0,
                 Activation::GeluTanh => 1,
             };
+            if device.tokens() <= SMALL_ROWS && !device.has_adapters() {
+                let store = Store::Gated(activation);
+                return device.project(weights.gate_up, normed, activated, (mlp, hidden), store);
+            }
+            device.project(weights.gate_up, normed, gate_up, (2 * mlp, hidden), Store::Bf16)?;
+            device.adapt((layer, Product::GateUp), normed, gate_up, Store::Bf16)?;
             let addresses = [device.at(device.layout.counts), gate_up, activated];
             // SAFETY: buffers hold the largest step's tokens.
             unsafe { device.kernels.gate_act(device.launcher(), device.tokens(), addresses, mlp, activation) }

@@ -21,16 +21,22 @@ pub(super) fn load_driver(folder: Option<&Path>) -> Result<(), CudaError> {
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::Library { library: DRIVER, tried: "it opens, but not by its name".into() });
     }
-    let mut version = 0;
-    // SAFETY: the library is there; the call writes one integer and needs no initialisation.
-    super::error::check(unsafe { sys::cuDriverGetVersion(&raw mut version) }, || {
-        "cuDriverGetVersion".into()
-    })?;
+    let version = driver_version()?;
     if version < DRIVER_VERSION_MIN {
         let found = format!("{}.{}", version / 1000, version % 1000 / 10);
         return Err(CudaError::Version { library: DRIVER, found, needed: "13.0 (driver 580)" });
     }
     Ok(())
+}
+
+/// Newest CUDA that the driver knows, as 1000 times its major and 10 times its minor number. Its library must be open.
+pub(super) fn driver_version() -> Result<i32, CudaError> {
+    let mut version = 0;
+    // SAFETY: the call writes one integer and needs no initialisation.
+    super::error::check(unsafe { sys::cuDriverGetVersion(&raw mut version) }, || {
+        "cuDriverGetVersion".into()
+    })?;
+    Ok(version)
 }
 
 /// Opens cublasLt.

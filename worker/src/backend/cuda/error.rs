@@ -84,17 +84,19 @@ pub enum CudaError {
     Unsupported(String),
     /// Weights and buffers leave too little of the GPU.
     #[error(
-        "the model does not fit on the GPU: {weights} of weights, {buffers} of buffers and {kv} of KV cache are more than \
-         {usable} ({free} are free); free memory, raise --gpu-memory-utilization, lower --max-num-batched-tokens or \
-         --kv-cache-memory-bytes, or take a smaller model"
+        "the model does not fit on the GPU: of {usable} ({free} are free) {weights} of weights, {buffers} of buffers, kernels and \
+         recorded steps leave {left} for a KV cache of {kv}; free memory, raise --gpu-memory-utilization, lower \
+         --max-num-batched-tokens, --max-num-seqs or --kv-cache-memory-bytes, or take a smaller model"
     )]
     Memory {
         /// Bytes of weights.
         weights: ByteSize,
         /// Bytes of everything else but KV.
         buffers: ByteSize,
-        /// Bytes of KV; 0 where nothing is left.
+        /// Bytes of KV that were asked for; 0 where nothing is left and nothing was asked for.
         kv: ByteSize,
+        /// Bytes that there are for it.
+        left: ByteSize,
         /// What may be taken.
         usable: ByteSize,
         /// What is free now.

@@ -1,5 +1,7 @@
 //! Attention's work of one step in one KV group, divided for the GPU.
 
+use std::cmp::Reverse;
+
 use super::abi::{AttnItem, CHUNK_TOKENS, DecodeItem, MergeItem, SPLIT_ROWS};
 use super::step::Limits;
 use crate::backend::cpu::BLOCK_TOKENS;
@@ -68,14 +70,23 @@ impl Items {
     /// What can only be divided once all rows are known.
     pub(super) fn finish(&mut self, limits: &Limits) {
         if limits.ways.prefill {
-            // Tiles that see the most go first, so that none is left over at the end.
-            self.whole.sort_by_key(|item| std::cmp::Reverse((item.partial, item.q_start)));
+            // Tiles that see the most go first, so that none is left over at the end; among those of about the same length, the tiles
+            // of a row stay together, so that the GPU's cache has the keys and values which they share.
+            self.whole.sort_by_key(|item| {
+                let chunks = (item.partial - item.chunk) as u32;
+                (Reverse(chunks.next_power_of_two()), item.row, Reverse(item.q_start))
+            });
         }
         let Some(runs) = limits.ways.runs.filter(|_| !self.decoding.is_empty()) else { return };
         let keys: usize = self.decoding.iter().map(|(_, keys)| keys.len()).sum();
         let mut run = keys.div_ceil(runs.max(1)).next_multiple_of(RUN_KEYS).max(RUN_KEYS_MIN);
-        let most = runs + self.decoding.len();
-        while self.runs_of(run, 1) > most || self.runs_of(run, 2) > limits.partials {
+        // Rows that are few enough for it are done in one round of blocks: a short one behind it would cost nearly another.
+        let rows = self.decoding.len();
+        let most = if rows <= runs { runs } else { runs + rows };
+        while self.runs_of(run, 1) > most {
+            run += (run / 8).next_multiple_of(RUN_KEYS);
+        }
+        while self.runs_of(run, 2) > limits.partials {
             run *= 2;
         }
         for (row, keys) in std::mem::take(&mut self.decoding) {

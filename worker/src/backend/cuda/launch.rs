@@ -107,13 +107,31 @@ impl Launcher<'_> {
     /// # Safety
     /// The arguments are what the kernel takes, and addresses among them belong to memory that is large enough and lives until
     /// the kernel has ended.
-    pub unsafe fn launch(&self, kernel: Kernel, grid: Grid, mut args: Args) -> Result<(), CudaError> {
+    pub unsafe fn launch(&self, kernel: Kernel, grid: Grid, args: Args) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with_maps(kernel, grid, args, &[]) }
+    }
+
+    /// The same of a kernel whose last arguments are layouts of arrays.
+    ///
+    /// # Safety
+    /// As `launch`; the arrays are as large as the kernel's boxes reach.
+    pub unsafe fn launch_with_maps(
+        &self,
+        kernel: Kernel,
+        grid: Grid,
+        mut args: Args,
+        maps: &[sys::CUtensorMap],
+    ) -> Result<(), CudaError> {
         if grid.blocks.0 == 0 || grid.blocks.1 == 0 {
             return Ok(());
         }
         let mut pointers = [std::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
-        for (pointer, value) in pointers.iter_mut().zip(&mut args.values) {
-            *pointer = std::ptr::from_mut(value).cast();
+        debug_assert!(args.count + maps.len() <= ARGUMENTS_MAX);
+        let values = args.values[..args.count].iter_mut().map(|value| std::ptr::from_mut(value).cast());
+        let maps = maps.iter().map(|map| std::ptr::from_ref(map).cast_mut().cast());
+        for (pointer, argument) in pointers.iter_mut().zip(values.chain(maps)) {
+            *pointer = argument;
         }
         // SAFETY: a C struct of numbers, for which zero is a value.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };

@@ -6,6 +6,9 @@ pub use context::Gpu;
 pub use device::CudaBackend;
 pub use error::CudaError;
 pub use fault::FAULT_EXIT_CODE;
+pub use lora::adapter_bytes;
+pub use prepare::PreparedBackend;
+pub use search::PlanSearch;
 pub use weights::{CudaModel, WeightSource, weight_bytes};
 
 mod buffers;
@@ -16,9 +19,15 @@ mod error;
 mod fault;
 mod graphs;
 mod items;
+mod kv;
 mod layout;
 mod ops;
+mod plan;
+mod plan_cache;
+mod prepare;
 mod record;
+mod reserved;
+mod search;
 mod shape;
 mod slots;
 mod staging;
@@ -43,6 +52,9 @@ pub mod kernels;
 #[doc(hidden)]
 #[allow(missing_docs, reason = "public for tests of single kernels")]
 pub mod launch;
+#[doc(hidden)]
+#[allow(missing_docs, reason = "public for tests of single kernels")]
+pub mod lora;
 #[doc(hidden)]
 #[allow(missing_docs, reason = "public for tests of single kernels")]
 pub mod memory;

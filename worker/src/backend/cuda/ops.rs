@@ -1,13 +1,14 @@
 //! What the operations of a step enqueue.
 
 use super::abi::{N_LOGIT_ROWS, N_TOKENS};
-use super::buffers::{Buffers, group_of};
+use super::buffers::Buffers;
 use super::config::padded_rows;
 use super::device::CudaBackend;
 use super::error::CudaError;
 use super::kernels::{
     AttentionArgs, AttentionBlocks, GEMM_INPUTS, Gemm, QkvArgs, SMALL_ROWS, SampleArgs, Store,
 };
+use super::kv::group_of;
 use super::launch::Launcher;
 use super::memory::Address;
 
@@ -61,10 +62,6 @@ impl CudaBackend {
         let capacities = &self.shape.capacities;
         let (multiprocessors, kv_heads) = (self.gpu.multiprocessors(), config.num_kv_heads);
         let (whole, prefill) = match self.limits.ways.prefill {
-            // A bucket has room for many more tiles than there are: blocks take several where they must.
-            true if self.shape.is_bucket => {
-                (0, capacities.whole[group].min((2 * multiprocessors).div_ceil(kv_heads)))
-            }
             true => (0, capacities.whole[group]),
             false => (capacities.whole[group].min((4 * multiprocessors).div_ceil(kv_heads)), 0),
         };
@@ -86,6 +83,7 @@ impl CudaBackend {
             decode_items: self.at(self.layout.decode[group]),
             tickets: self.buffers.tickets,
             qkv: self.buffers.qkv,
+            tokens: self.tokens(),
             keys,
             values,
             out: self.buffers.attended,

@@ -47,7 +47,7 @@ impl CudaBackend {
         self.sample(0);
     }
 
-    fn bucket_limits(&self) -> BucketLimits {
+    pub(super) fn bucket_limits(&self) -> BucketLimits {
         BucketLimits {
             max_slots: self.config.max_slots,
             max_tokens: self.config.max_tokens_per_step,

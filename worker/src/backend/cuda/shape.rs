@@ -16,8 +16,6 @@ pub(super) struct StepShape {
     pub(super) capacities: Capacities,
     /// Passes over logit rows.
     pub(super) passes: usize,
-    /// Its arrays have room for more than there may be.
-    pub(super) is_bucket: bool,
 }
 
 /// Shapes that are recorded.
@@ -57,7 +55,7 @@ impl StepShape {
             whole: items.map(|items| items.whole.len()),
             ..Capacities::default()
         };
-        Self { capacities, passes: capacities.logit_rows.div_ceil(rows_per_pass), is_bucket: false }
+        Self { capacities, passes: capacities.logit_rows.div_ceil(rows_per_pass) }
     }
 
     /// Whether a step of this shape can run as one of the other.
@@ -107,7 +105,7 @@ impl Bucket {
             },
             ..Capacities::default()
         };
-        StepShape { capacities, passes: 1, is_bucket: true }
+        StepShape { capacities, passes: 1 }
     }
 }
 
@@ -154,7 +152,7 @@ mod tests {
                 whole: [whole, 0],
                 ..Capacities::default()
             };
-            let own = StepShape { capacities, passes: 1, is_bucket: false };
+            let own = StepShape { capacities, passes: 1 };
             let found = Bucket::all(&limits).into_iter().find(|bucket| own.fits(&bucket.shape(&limits)));
             assert_eq!(found, expected, "{tokens} {whole} {logit_rows}");
         };

@@ -176,8 +176,10 @@ impl Step {
             let from = seen_from / BLOCK_TOKENS;
             return Err(format!("group {group} has blocks {first}..{end} of {from}..{needed}"));
         }
-        if let Some(block) = table.blocks.iter().find(|block| block.0 as usize >= limits.blocks[group]) {
-            return Err(format!("block {} of {} in group {group}", block.0, limits.blocks[group]));
+        // Tables are most of a step: their largest entry is found many at a time, the first wrong one is not.
+        let largest = table.blocks.iter().map(|block| block.0).max();
+        if let Some(block) = largest.filter(|block| *block as usize >= limits.blocks[group]) {
+            return Err(format!("block {block} of {} in group {group}", limits.blocks[group]));
         }
         meta.table_offset[group] = self.tables.len() as i32;
         meta.table_first[group] = table.first as i32;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::abi::{AttnItem, DecodeItem, MergeItem};
 use super::super::slots::start_tokens;
 use super::*;
-use crate::plan::{BlockId, SlotId};
+use crate::plan::{AdapterSlot, BlockId, SlotId};
 use crate::sampling::SamplingParams;
 
 fn limits() -> Limits {
@@ -32,7 +32,7 @@ fn row(slot: u32, input: RowInput, context: usize, window: Option<usize>, want: 
         blocks: (base + first..base + blocks).map(BlockId).collect(),
     };
     let tables = [table(0, 100 * slot), table(first, 500 + 100 * slot)];
-    Row { slot: SlotId(slot), input, context: context as u32, tables, want }
+    Row { slot: SlotId(slot), adapter: AdapterSlot::BASE, input, context: context as u32, tables, want }
 }
 
 fn init(slot: u32, output: &[u32]) -> SlotInit {
@@ -121,6 +121,14 @@ fn many_queries_take_tiles() {
     let ways = Ways { whole_rows: 64, prefill: true, runs: None };
     let (step, _) = loaded(&plan, &Limits { ways, ..limits() }).unwrap();
     assert_eq!(step.items[0].whole.iter().map(|item| item.q_start).collect::<Vec<_>>(), [32, 16, 0]);
+    // Of two rows: the longer half of each, then what is shorter.
+    let rows = [0, 1].map(|slot| row(slot, tokens(520), 0, Some(20), Want::Nothing));
+    let plan = StepPlan { slots: Vec::new(), rows: rows.into() };
+    let ways = Ways { whole_rows: 512, prefill: true, runs: None };
+    let (step, _) = loaded(&plan, &Limits { ways, max_tokens: 2000, vocab: 1000, ..limits() }).unwrap();
+    let order: Vec<_> = step.items[0].whole.iter().map(|item| (item.row, item.q_start)).collect();
+    assert_eq!(order[..4], [(0, 512), (1, 512), (0, 384), (0, 256)]);
+    assert_eq!(order[4..], [(1, 384), (1, 256), (0, 128), (0, 0), (1, 128), (1, 0)]);
 }
 
 #[test]
@@ -150,7 +158,11 @@ fn decoding_rows_share_the_gpu_by_their_keys() {
     let step = check(&[299], 33, 8, &[(0, 0, 128, 0, 3), (0, 128, 256, 1, 3), (0, 256, 300, 2, 3)]);
     // From position 280 on: block 17 begins at 272.
     assert_eq!((step.items[1].decode[0].key_begin, step.items[1].decode[0].key_end), (272, 300));
-    check(&[299, 149], 2, 8, &[(0, 0, 256, 0, 2), (0, 256, 300, 1, 2), (1, 0, 150, -1, 1)]);
+    // Three runs of 256 would take two rounds.
+    check(&[299, 149], 2, 8, &[(0, 0, 300, -1, 1), (1, 0, 150, -1, 1)]);
+    check(&[299, 149], 3, 8, &[(0, 0, 192, 0, 2), (0, 192, 300, 1, 2), (1, 0, 150, -1, 1)]);
+    // More rows than runs take several rounds in any case.
+    check(&[149, 149, 149], 2, 8, &[(0, 0, 150, -1, 1), (1, 0, 150, -1, 1), (2, 0, 150, -1, 1)]);
     check(&[299], 33, 2, &[(0, 0, 256, 0, 2), (0, 256, 300, 1, 2)]);
     check(&[299], 33, 1, &[(0, 0, 300, -1, 1)]);
 }

@@ -67,7 +67,7 @@ impl CudaBackend {
             let on_gpu = DeviceMemory::new(&self.gpu, bytes.len() as u64, "block copies")?;
             on_gpu.write(&self.stream, 0, bytes)?;
             for layer in 0..self.model.config().num_layers() {
-                if super::buffers::group_of(self.model.config().layers[layer]) != group {
+                if super::kv::group_of(self.model.config().layers[layer]) != group {
                     continue;
                 }
                 let (keys, values) = self.kv.layer(layer);

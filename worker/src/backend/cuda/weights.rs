@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use thalweg_model::adapter::Adapter;
 use thalweg_model::checkpoint::{Checkpoint, LayerWeight, Weight};
 use thalweg_model::config::ModelConfig;
 
@@ -10,6 +11,7 @@ use super::context::{Gpu, Stream};
 use super::error::CudaError;
 use super::kernels::Kernels;
 use super::launch::Launcher;
+use super::lora::CudaAdapters;
 use super::memory::{ALIGNMENT, Address, DeviceMemory};
 use super::upload::Uploader;
 use crate::backend::cpu::KvDtype;
@@ -21,6 +23,7 @@ pub struct CudaModel {
     config: ModelConfig,
     memory: DeviceMemory,
     map: Map,
+    adapters: Option<CudaAdapters>,
 }
 
 /// Where weights come from.
@@ -95,6 +98,16 @@ impl CudaModel {
         config: &ModelConfig,
         source: &WeightSource<'_>,
     ) -> Result<Arc<Self>, CudaError> {
+        Self::load_with(gpu, config, source, &[])
+    }
+
+    /// The same with LoRA adapters: the first has slot 1.
+    pub fn load_with(
+        gpu: &Arc<Gpu>,
+        config: &ModelConfig,
+        source: &WeightSource<'_>,
+        adapters: &[Adapter],
+    ) -> Result<Arc<Self>, CudaError> {
         check_shape(config)?;
         let mut map = Map::of(config);
         let memory = DeviceMemory::new(gpu, map.bytes, "weights")?;
@@ -105,9 +118,10 @@ impl CudaModel {
             }
             WeightSource::Dummy { seed } => fill(&stream, config, &memory, &map.parts, *seed)?,
         }
+        let adapters = CudaAdapters::load(&stream, adapters, config)?;
         stream.synchronize()?;
         map.relocate(memory.address());
-        Ok(Arc::new(Self { gpu: gpu.clone(), config: config.clone(), memory, map }))
+        Ok(Arc::new(Self { gpu: gpu.clone(), config: config.clone(), memory, map, adapters }))
     }
 
     /// The model's shape.
@@ -120,9 +134,13 @@ impl CudaModel {
         &self.gpu
     }
 
-    /// Bytes of all weights.
+    /// Bytes of all weights, adapters included.
     pub fn bytes(&self) -> u64 {
-        self.memory.bytes()
+        self.memory.bytes() + self.adapters.as_ref().map_or(0, CudaAdapters::bytes)
+    }
+
+    pub(super) fn adapters(&self) -> Option<&CudaAdapters> {
+        self.adapters.as_ref()
     }
 
     pub(super) fn embedding(&self) -> Address {

@@ -2,7 +2,7 @@
 
 use super::language::Speaker;
 use super::*;
-use crate::plan::{Row, RowInput, SlotId, SlotInit, Want};
+use crate::plan::{AdapterSlot, Row, RowInput, SlotId, SlotInit, Want};
 use crate::sampling::SamplingParams;
 
 fn parsed(text: &str) -> Profile {
@@ -69,6 +69,7 @@ fn broken_profiles_are_refused_by_name() {
 fn rows(inputs: &[(u32, RowInput)]) -> StepPlan {
     let row = |(slot, (context, input)): (usize, &(u32, RowInput))| Row {
         slot: SlotId(slot as u32),
+        adapter: AdapterSlot::BASE,
         input: input.clone(),
         context: *context,
         tables: Default::default(),

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use thalweg_model::adapter::Adapter;
 use thalweg_model::checkpoint::Checkpoint;
 use thalweg_model::tokenizer::{Tokenizer, TokenizerBundle};
 
-use super::{Ready, Room, digest, kv_dtype, plan, with_flags};
+use super::{Ready, Room, adapters, digest, kv_dtype, plan, with_flags};
 use crate::backend::BackendError;
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::linear::Compute;
@@ -43,15 +44,17 @@ pub(super) fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result
     let plan = plan(checkpoint.config(), config, &room)?;
     let threads = config.threads_total();
     let backend = backend_config(config, &plan, (threads / workers).max(1));
+    let adapters = adapters::open(config, checkpoint.config())?;
+    let elements = adapters.iter().map(Adapter::elements).sum::<u64>();
     let footprint = Footprint {
-        weights: CpuModel::bytes_needed(&checkpoint)?,
+        weights: CpuModel::bytes_needed(&checkpoint)? + 4 * elements,
         kv: room.kv_bytes,
         scratch: scratch_bytes(checkpoint.config(), &backend),
         workers: workers as u64,
     };
     available_bytes().map_or(Ok(()), |available| footprint.check(available))?;
     let compute = compute(config.dtype);
-    let weights = load_weights(&checkpoint, &bundle, threads, compute)?;
+    let weights = load_weights(&checkpoint, &adapters, &bundle, threads, compute)?;
     let fields = [format!("{compute:?}"), backend.kv_dtype.name().to_owned()];
     let fields = fields.each_ref().map(|field| field.as_bytes());
     Ok(Ready {
@@ -68,13 +71,14 @@ pub(super) fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result
 /// Packs the weights, while another thread sees whether the tokenizer is sound.
 fn load_weights(
     checkpoint: &Checkpoint,
+    adapters: &[Adapter],
     bundle: &TokenizerBundle,
     threads: usize,
     compute: Compute,
 ) -> Result<Arc<CpuModel>, StartError> {
     std::thread::scope(|scope| {
         let tokenizer = scope.spawn(|| Tokenizer::new(bundle).map(drop));
-        let weights = CpuModel::load(checkpoint, threads, compute)?;
+        let weights = CpuModel::load_with(checkpoint, adapters, threads, compute)?;
         tokenizer.join().map_err(|_| StartError::Panicked("the tokenizer".to_owned()))??;
         Ok(weights)
     })

@@ -8,7 +8,7 @@ use super::super::slots::Slots;
 use super::super::step::Limits;
 use super::super::testing::{config, numbers, slot};
 use super::*;
-use crate::plan::{BlockId, BlockTable, Row, RowInput, SlotId, StepPlan, Want};
+use crate::plan::{AdapterSlot, BlockId, BlockTable, Row, RowInput, SlotId, StepPlan, Want};
 use crate::sampling::SamplingParams;
 
 /// A sequence: tokens in the cache before the step, and in it.
@@ -133,6 +133,7 @@ fn load(case: &Case, lengths: &[Lengths]) -> Step {
         let table = BlockTable { first: first as u32, blocks: physical };
         plan.rows.push(Row {
             slot: SlotId(index as u32),
+            adapter: AdapterSlot::BASE,
             input: RowInput::Tokens(vec![0; *len]),
             context: *context as u32,
             tables: [BlockTable::default(), table],
@@ -145,6 +146,7 @@ fn load(case: &Case, lengths: &[Lengths]) -> Step {
         blocks: [0, BLOCKS * lengths.len()],
         windows: [None, case.window],
         used: [false, true],
+        adapters: 0,
     };
     let mut step = Step::with_capacity(8, 4096);
     step.load(&plan, &slots, &limits).expect("a valid plan");

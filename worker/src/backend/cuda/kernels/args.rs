@@ -17,6 +17,8 @@ pub struct AttentionArgs {
     pub decode_items: Address,
     pub tickets: Address,
     pub qkv: Address,
+    /// That `qkv` has room for.
+    pub tokens: usize,
     pub keys: Address,
     pub values: Address,
     pub out: Address,
@@ -37,7 +39,7 @@ pub struct AttentionBlocks {
     pub merge: usize,
     pub whole: usize,
     pub decode: usize,
-    /// Its items are those of `whole`.
+    /// Its items are those of `whole`; blocks take as many as there are.
     pub prefill: usize,
 }
 
@@ -59,7 +61,7 @@ pub struct Gemm {
 }
 
 /// What becomes of a product's sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Store {
     /// Rounded to bf16.
     Bf16,
@@ -67,6 +69,9 @@ pub enum Store {
     F32,
     /// Added to what is there, in f32.
     AddF32,
+    /// Weights are `n` rows of gates, then `n` of factors; the activation of that number over a gate, times its factor, in bf16.
+    /// `gemm_small` alone has it.
+    Gated(i32),
 }
 
 /// Where finished projections come from and go.
@@ -126,6 +131,7 @@ impl Gemm {
             Store::Bf16 => 0,
             Store::F32 => 1,
             Store::AddF32 => 2,
+            Store::Gated(activation) => 3 + activation,
         };
         let args = Args::new().address(self.weights).address(self.inputs).address(self.outputs);
         let args = args.int(self.n).int(self.k).int(self.m).address(self.m_at);

@@ -61,6 +61,8 @@ impl Kernels {
             fill_random: find("fill_random")?,
             fill_value: find("fill_value")?,
             copy_blocks: find("copy_blocks")?,
+            lora_shrink: find("lora_shrink")?,
+            lora_expand: find("lora_expand")?,
             modules,
         })
     }
@@ -99,7 +101,7 @@ pub(super) fn head_shape(head_dim: usize) -> Option<HeadShape> {
             whole_threads: 128,
             whole_rows: 64,
             decode_shared: 67_584,
-            prefill_shared: 81_920,
+            prefill_shared: 114_848,
         },
         128 => HeadShape {
             split: "128",
@@ -108,7 +110,7 @@ pub(super) fn head_shape(head_dim: usize) -> Option<HeadShape> {
             whole_threads: 128,
             whole_rows: 64,
             decode_shared: 102_400,
-            prefill_shared: 163_840,
+            prefill_shared: 229_536,
         },
         256 => HeadShape {
             split: "256",
@@ -170,6 +172,8 @@ fn find(modules: &[sys::CUmodule], name: String, shared_bytes: usize) -> Result<
     if !found {
         return Err(CudaError::Kernel(name));
     }
+    // SAFETY: the function was just found. Loaded with a first launch it would take memory that nobody kept free.
+    check(unsafe { sys::cuFuncLoad(function) }, || format!("cuFuncLoad of {name}"))?;
     if shared_bytes > 0 {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function was just found.

@@ -11,15 +11,18 @@ use super::memory::Address;
 pub use args::{AttentionArgs, AttentionBlocks, Gemm, QkvArgs, SampleArgs, SlotsArgs, Store};
 pub use load::whole_tile_rows;
 use load::{head_shape, kv_dtype, small_shared};
+pub use lora::LoraArgs;
 
 mod args;
 mod load;
+mod lora;
+mod maps;
 
 /// Threads of kernels that work on rows.
 const ROW_THREADS: usize = 256;
 const SAMPLE_THREADS: usize = 512;
 const DECODE_THREADS: usize = 128;
-const PREFILL_THREADS: usize = 256;
+const PREFILL_THREADS: usize = 384;
 /// Values of a gate that one block takes.
 const GATE_VALUES: usize = 8 * ROW_THREADS;
 /// Blocks of a fill.
@@ -62,6 +65,8 @@ pub struct Kernels {
     fill_random: Kernel,
     fill_value: Kernel,
     copy_blocks: Kernel,
+    lora_shrink: Kernel,
+    lora_expand: Kernel,
 }
 
 // SAFETY: module handles may be used from any thread.
@@ -181,7 +186,9 @@ impl Kernels {
     /// # Safety
     /// See `embed`.
     pub unsafe fn gemm_small(&self, to: Launcher<'_>, gemm: Gemm) -> Result<(), CudaError> {
-        let blocks = gemm.n.div_ceil(SMALL_COLUMNS).min(2 * self.gpu.multiprocessors());
+        // Half of a gated tile's rows are factors.
+        let columns = if matches!(gemm.store, Store::Gated(_)) { SMALL_COLUMNS / 2 } else { SMALL_COLUMNS };
+        let blocks = gemm.n.div_ceil(columns).min(2 * self.gpu.multiprocessors());
         let grid = Grid::of(blocks, SMALL_THREADS).with_shared(small_shared(&self.gpu));
         let kernel = self.gemm_small[usize::from(gemm.m > SMALL_ROWS / 2)];
         // SAFETY: the caller's promise.
@@ -204,10 +211,11 @@ impl Kernels {
     /// See `embed`.
     pub unsafe fn attention(&self, to: Launcher<'_>, a: AttentionArgs) -> Result<(), CudaError> {
         let Some(shape) = head_shape(self.head_dim) else { return Ok(()) };
+        let of_items = |items: Address| {
+            Args::new().address(a.counts).int(a.group).address(a.rows).address(a.tables).address(items)
+        };
         let over_one = |items: Address| {
-            let args =
-                Args::new().address(a.counts).int(a.group).address(a.rows).address(a.tables).address(items);
-            let args = args.address(a.qkv).int((a.q_heads + 2 * a.kv_heads) * self.head_dim);
+            let args = of_items(items).address(a.qkv).int((a.q_heads + 2 * a.kv_heads) * self.head_dim);
             args.address(a.keys).address(a.values).address(a.out)
         };
         let ends = |args: Args| args.int(a.q_heads).int(a.kv_heads).f32(a.scale).int(a.window);
@@ -230,10 +238,11 @@ impl Kernels {
                 let grid = Grid::plane((decode, a.kv_heads), DECODE_THREADS).with_shared(shape.decode_shared);
                 to.launch(kernel, grid, ends(args))?;
             }
-            if let Some(kernel) = self.attention_prefill {
-                let grid =
-                    Grid::plane((prefill, a.kv_heads), PREFILL_THREADS).with_shared(shape.prefill_shared);
-                to.launch(kernel, grid, ends(over_one(a.whole_items)))?;
+            if let Some(kernel) = self.attention_prefill.filter(|_| prefill > 0) {
+                let blocks = (prefill * a.kv_heads).min(self.gpu.multiprocessors());
+                let grid = Grid::of(blocks, PREFILL_THREADS).with_shared(shape.prefill_shared);
+                let args = ends(of_items(a.whole_items).address(a.out));
+                to.launch_with_maps(kernel, grid, args, &maps::prefill_maps(&a, self.head_dim)?)?;
             }
         }
         Ok(())
