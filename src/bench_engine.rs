@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use futures::future::try_join_all;
+use thalweg_model::grammar::{Grammar, GrammarSource};
 use thalweg_proto::block_hash::HashRoot;
 use thalweg_proto::ids::AttemptId;
 use thalweg_proto::value;
 use thalweg_worker::backend::BackendError;
 use thalweg_worker::config::WorkerConfig;
 use thalweg_worker::engine::{ChoiceState, Engine, EngineConfig, EngineHandle, EngineRequest, EngineStream};
-use thalweg_worker::plan::{AdapterSlot, StepId, StepOutput, StepPlan};
+use thalweg_worker::plan::{AdapterSlot, StepId, StepMasks, StepOutput, StepPlan};
 use thalweg_worker::runner::Runner;
 use thalweg_worker::sampling::SamplingParams;
+use thalweg_worker::worker::SharedModel;
 use tokio::time::Instant;
 
 use crate::worker::load;
@@ -39,6 +41,10 @@ pub(crate) struct Options {
     /// Runs; the median of each figure is reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value::whole(1..=1_000u32))]
     repeat: u32,
+
+    /// JSON schema that every sequence follows, so that masks are computed in each step
+    #[arg(long, value_name = "FILE")]
+    grammar: Option<std::path::PathBuf>,
 
     /// Print one line of JSON
     #[arg(long)]
@@ -75,6 +81,10 @@ impl Runner for TimedRunner {
         submitted
     }
 
+    fn provide_masks(&mut self, step: StepId, masks: StepMasks) -> Result<(), BackendError> {
+        self.runner.provide_masks(step, masks)
+    }
+
     fn collect(&mut self, step: StepId) -> Result<StepOutput, BackendError> {
         let output = self.runner.collect(step);
         self.collected = Some(Instant::now());
@@ -95,11 +105,12 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     let runner = runner.await.context("starting the device panicked")??;
     let host = Arc::new(Mutex::default());
     let runner = TimedRunner { runner, collected: None, host: Arc::clone(&host) };
+    let grammar = options.grammar.as_deref().map(|path| grammar(path, &model)).transpose()?;
     let engine = Engine::start(plan.clone(), Box::new(runner), None)?;
     let bar = indicatif::ProgressBar::new(u64::from(options.repeat) + 1).with_message("runs");
     let mut runs = Vec::new();
     for number in 0..=options.repeat {
-        let mut run = one_run(&engine, &options, plan.vocab_size, number).await?;
+        let mut run = one_run(&engine, &options, (plan.vocab_size, grammar.as_ref()), number).await?;
         run.host_us = median(std::mem::take(&mut *host.lock().unwrap_or_else(PoisonError::into_inner)));
         // The first one pays for page faults.
         if number > 0 {
@@ -133,15 +144,25 @@ fn check_room(options: &Options, plan: &EngineConfig) -> anyhow::Result<()> {
 async fn one_run(
     engine: &EngineHandle,
     options: &Options,
-    vocab: usize,
+    (vocab, grammar): (usize, Option<&Grammar>),
     number: u32,
 ) -> anyhow::Result<Figures> {
     let begin = Instant::now();
-    let streams = (0..options.batch)
-        .map(|i| engine.generate(request(options, vocab, number * options.batch + i)))
-        .collect::<Result<Vec<_>, _>>()?;
+    let with_grammar = |i: u32| {
+        let mut request = request(options, vocab, number * options.batch + i);
+        Arc::make_mut(&mut request.sampling).grammar = grammar.cloned();
+        request
+    };
+    let streams =
+        (0..options.batch).map(|i| engine.generate(with_grammar(i))).collect::<Result<Vec<_>, _>>()?;
     let times = try_join_all(streams.into_iter().map(token_times)).await?;
     Figures::of(begin, &times, options).context("too few tokens to measure; raise --output")
+}
+
+fn grammar(path: &std::path::Path, model: &SharedModel) -> anyhow::Result<Grammar> {
+    let schema = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let compiled = model.compile_grammar(&GrammarSource::JsonSchema(schema));
+    compiled.with_context(|| format!("{} is no JSON schema to follow", path.display()))
 }
 
 /// A prompt like no other, so that nothing is shared; which ids does not change the work.

@@ -190,6 +190,8 @@ fn spawn(number: usize, device: Option<&str>) -> anyhow::Result<Child> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let mut command = Command::new(std::env::current_exe().context("finding this binary")?);
     command.args(arguments).arg(AS_WORKER).arg(number.to_string());
+    // Clients' keys are the router's business.
+    command.env_remove(thalweg_router::config::API_KEY_VARIABLE);
     if let Some(device) = device {
         command.env("CUDA_VISIBLE_DEVICES", device);
     }

@@ -43,7 +43,7 @@ async fn bad_requests_are_told_and_the_server_goes_on() {
     invalid(CHAT, chat(json!({"n": 0})), "n").await;
     invalid(CHAT, chat(json!({"max_tokens": -1})), "max_tokens").await;
     invalid(CHAT, chat(json!({"temperature": "warm"})), "temperature").await;
-    invalid(CHAT, chat(json!({"response_format": {"type": "json_object"}})), "response_format").await;
+    invalid(CHAT, chat(json!({"response_format": {"type": "melody"}})), "response_format.type").await;
     invalid(COMPLETIONS, completion(json!({"prompt": ""})), "prompt").await;
     invalid(COMPLETIONS, completion(json!({"prompt": []})), "prompt").await;
     invalid(COMPLETIONS, completion(json!({"prompt": [1, 49_152]})), "prompt[1]").await;

@@ -16,4 +16,5 @@ mod mmap;
 mod tensors;
 
 pub mod chat_template;
+pub mod grammar;
 pub mod tokenizer;

@@ -9,6 +9,8 @@ pub mod config;
 
 /// The HTTP surface: parses requests, tokenises, and writes replies.
 pub mod api;
+/// Who may ask, and for how much.
+pub(crate) mod auth;
 
 /// Bodies to requests that are known to be right.
 pub mod request;
@@ -21,6 +23,8 @@ pub mod models;
 
 /// Who may go now, who waits and who is refused.
 pub mod admission;
+/// How a model writes tool calls and thoughts.
+pub mod dialect;
 
 /// One admitted request: hash, match, pick, book, generate.
 pub mod dispatch;
@@ -43,6 +47,8 @@ pub mod usage;
 /// A served model for unit tests.
 #[cfg(test)]
 pub(crate) mod test_support;
+/// Usage records as lines of a file.
+pub(crate) mod usage_log;
 
 /// Why a request was not served.
 pub mod error;

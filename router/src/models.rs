@@ -8,6 +8,8 @@ use bytes::Bytes;
 use thalweg_model::chat_template::ChatTemplate;
 use thalweg_model::tokenizer::Tokenizer;
 
+use crate::dialect::Dialect;
+
 /// One served name. Outlives its workers, so that a model without any is told from an unknown one.
 pub struct ModelEntry {
     /// What clients write into `model`.
@@ -20,6 +22,8 @@ pub struct ModelEntry {
     pub tokenizer: Arc<Tokenizer>,
     /// None: the model has no chat template, and chat requests are refused.
     pub template: Option<Arc<ChatTemplate>>,
+    /// How it writes tool calls and thoughts.
+    pub dialect: Dialect,
     /// Prompt and output together, in tokens: the least of its workers.
     pub max_model_len: u32,
     /// Tokens of a KV block.

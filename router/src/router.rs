@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rand::RngExt;
@@ -16,14 +16,16 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::{AdmissionLimits, Gate};
+use crate::admission::{AdmissionLimits, Gate, Usage};
 use crate::api::server::{self, Closing};
 use crate::api::stall_guard::GuardedListener;
+use crate::auth::{Grant, Keys};
 use crate::config::RouterConfig;
 use crate::dispatch::Dispatcher;
 use crate::error::{RouterError, RouterStartError};
 use crate::metrics::Metrics;
 use crate::models::Models;
+use crate::usage_log::UsageLog;
 use crate::workers::health::HealthState;
 use crate::workers::{Room, Workers};
 
@@ -48,6 +50,12 @@ pub struct RouterState {
     pub dispatcher: Arc<Dispatcher>,
     /// Counters.
     pub metrics: Arc<Metrics>,
+    /// Where records of requests are written, if anywhere.
+    pub(crate) usage_log: Option<UsageLog>,
+    /// Who may ask.
+    pub(crate) keys: Arc<Keys>,
+    /// Routers that share the limits.
+    routers: AtomicUsize,
     gate: Arc<Gate>,
     replica: Arc<Replica>,
     index: Arc<dyn CacheIndex>,
@@ -63,7 +71,7 @@ impl RouterState {
         trust: ClientTrust,
         index: Arc<dyn CacheIndex>,
         membership: Arc<dyn Membership>,
-    ) -> Arc<Self> {
+    ) -> Result<Arc<Self>, RouterStartError> {
         let replica = index.replica();
         let random = || format!("router-{:016x}", rand::rng().random::<u64>());
         let router_id = config.router_id.clone().unwrap_or_else(random);
@@ -94,7 +102,13 @@ impl RouterState {
         ));
         let draining = AtomicBool::new(false);
         let starting = AtomicBool::new(true);
-        Arc::new(Self {
+        let surface = &config.surface;
+        let keys = Arc::new(surface.keys()?);
+        let usage_log = metrics.register(|registry| surface.open_usage_log(registry))?;
+        Ok(Arc::new(Self {
+            usage_log,
+            keys,
+            routers: AtomicUsize::new(1),
             config,
             models,
             workers,
@@ -107,7 +121,15 @@ impl RouterState {
             draining,
             starting,
             started,
-        })
+        }))
+    }
+
+    /// What a key's tenant may have in this router at a time; None: as the flags say.
+    pub(crate) fn tenant_limit(&self, grant: &Grant) -> Option<Usage> {
+        let all = AdmissionLimits::from(&self.config.limits);
+        let tenant = grant.tenant_limit(all.tenant);
+        let routers = self.routers.load(Ordering::Relaxed);
+        (tenant != all.tenant).then(|| AdmissionLimits { tenant, ..all }.shared_by(routers).tenant)
     }
 
     /// The router is going away: /ready fails.
@@ -199,7 +221,7 @@ impl Router {
         let listener = TcpListener::bind(config.http).await.map_err(bind)?;
         let http = listener.local_addr().map_err(bind)?;
         let trust = ClientTrust::load(&config.trust)?;
-        let state = RouterState::new(config, trust, index, Arc::clone(&membership));
+        let state = RouterState::new(config, trust, index, Arc::clone(&membership))?;
 
         let mut background = JoinSet::new();
         background.spawn(Arc::clone(&state.workers).follow(membership.watch(), CancellationToken::new()));
@@ -207,6 +229,7 @@ impl Router {
         background.spawn(admit(Arc::clone(&state)));
         background.spawn(keep_time(Arc::clone(&state)));
         background.spawn(end_acquaintance(Arc::clone(&state)));
+        background.spawn(Arc::clone(&state.keys).follow());
 
         let closing = Closing::default();
         let listener = GuardedListener::new(listener, state.config.timeouts.client_stall_timeout);
@@ -259,6 +282,9 @@ impl RunningRouter {
             // Clients are told; one that does not read is left.
             let _ = timeout(LAST_WORDS, &mut self.server).await;
         }
+        if let Some(log) = &self.state.usage_log {
+            log.flush().await;
+        }
         self.background.shutdown().await;
     }
 }
@@ -275,6 +301,7 @@ async fn share_limits(state: Arc<RouterState>, mut routers: watch::Receiver<usiz
     let all = AdmissionLimits::from(&state.config.limits);
     loop {
         let live = *routers.borrow_and_update();
+        state.routers.store(live, Ordering::Relaxed);
         state.gate.set_limits(all.shared_by(live));
         tracing::debug!(live, "limits are divided by live routers");
         if routers.changed().await.is_err() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use thalweg_model::chat_template::ChatTemplate;
 use thalweg_model::tokenizer::Tokenizer;
 
+use crate::dialect::Dialect;
 use crate::models::{ModelEntry, Models};
 
 #[path = "../tests/support/tokenizer.rs"]
@@ -23,6 +24,7 @@ pub(crate) fn entry(name: &str, with_template: bool) -> Arc<ModelEntry> {
         created: 1_700_000_000,
         fingerprint: bytes::Bytes::from_static(b"fingerprint"),
         tokenizer: Arc::new(Tokenizer::new(&bundle).expect("the tokenizer loads")),
+        dialect: Dialect::of(template.as_deref()),
         template,
         max_model_len: 512,
         block_tokens: 16,

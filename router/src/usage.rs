@@ -1,7 +1,7 @@
 //! Token counts of a request, and the one record that is kept of it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde::ser::SerializeStruct;
@@ -9,7 +9,9 @@ use thalweg_proto::code::ErrorCode;
 use tokio::time::Instant;
 
 use crate::api::metrics::ApiMetrics;
+use crate::auth::Grant;
 use crate::request::Endpoint;
+use crate::usage_log::UsageLog;
 
 /// OpenAI's `usage`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub struct Usage {
     pub cached_tokens: u64,
     /// Tokens of all choices.
     pub completion_tokens: u64,
+    /// Those of them that are thoughts, of models that think.
+    pub reasoning_tokens: Option<u64>,
 }
 
 impl Serialize for Usage {
@@ -28,11 +32,22 @@ impl Serialize for Usage {
         struct Details {
             cached_tokens: u64,
         }
-        let mut usage = to.serialize_struct("Usage", 4)?;
+        #[derive(Serialize)]
+        struct CompletionDetails {
+            reasoning_tokens: u64,
+        }
+        let mut usage = to.serialize_struct("Usage", 5)?;
         usage.serialize_field("prompt_tokens", &self.prompt_tokens)?;
         usage.serialize_field("completion_tokens", &self.completion_tokens)?;
         usage.serialize_field("total_tokens", &(self.prompt_tokens + self.completion_tokens))?;
         usage.serialize_field("prompt_tokens_details", &Details { cached_tokens: self.cached_tokens })?;
+        match self.reasoning_tokens {
+            Some(reasoning_tokens) => {
+                usage
+                    .serialize_field("completion_tokens_details", &CompletionDetails { reasoning_tokens })?;
+            }
+            None => usage.skip_field("completion_tokens_details")?,
+        }
         usage.end()
     }
 }
@@ -59,6 +74,8 @@ impl Outcome {
 /// The record of one generation request, written exactly once: when it is dropped, whatever led there.
 pub(crate) struct UsageRecord {
     metrics: Arc<ApiMetrics>,
+    log: Option<UsageLog>,
+    grant: Arc<Grant>,
     /// The client's name of the request, and ours.
     request_id: String,
     reply_id: String,
@@ -73,9 +90,17 @@ pub(crate) struct UsageRecord {
 
 impl UsageRecord {
     /// Begins with the outcome that holds if nobody says otherwise: the client went away.
-    pub(crate) fn begin(metrics: Arc<ApiMetrics>, request_id: String, endpoint: Endpoint) -> Self {
+    pub(crate) fn begin(
+        metrics: Arc<ApiMetrics>,
+        log: Option<UsageLog>,
+        grant: Arc<Grant>,
+        request_id: String,
+        endpoint: Endpoint,
+    ) -> Self {
         Self {
             metrics,
+            log,
+            grant,
             request_id,
             reply_id: String::new(),
             model: String::new(),
@@ -111,6 +136,50 @@ impl UsageRecord {
     }
 }
 
+/// A line of the usage log.
+#[derive(Serialize)]
+struct Line<'a> {
+    /// Unix seconds at the end of the request.
+    time: f64,
+    request_id: &'a str,
+    /// `id` of the reply; empty where the request was refused.
+    reply_id: &'a str,
+    key: &'a str,
+    tenant: &'a str,
+    model: &'a str,
+    endpoint: &'static str,
+    worker: Option<&'a str>,
+    outcome: &'static str,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    completion_tokens: u64,
+    reasoning_tokens: u64,
+    first_token_seconds: Option<f64>,
+    seconds: f64,
+}
+
+impl UsageRecord {
+    fn line(&self, first_token_seconds: Option<f64>, seconds: f64) -> Line<'_> {
+        Line {
+            time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
+            request_id: &self.request_id,
+            reply_id: &self.reply_id,
+            key: &self.grant.key,
+            tenant: &self.grant.tenant,
+            model: &self.model,
+            endpoint: self.endpoint.as_str(),
+            worker: self.worker.as_deref(),
+            outcome: self.outcome.as_str(),
+            prompt_tokens: self.usage.prompt_tokens,
+            cached_tokens: self.usage.cached_tokens,
+            completion_tokens: self.usage.completion_tokens,
+            reasoning_tokens: self.usage.reasoning_tokens.unwrap_or(0),
+            first_token_seconds,
+            seconds,
+        }
+    }
+}
+
 impl Drop for UsageRecord {
     fn drop(&mut self) {
         let seconds = self.started.elapsed().as_secs_f64();
@@ -123,10 +192,15 @@ impl Drop for UsageRecord {
             first_token_seconds,
             seconds,
         );
+        if let Some(log) = &self.log {
+            log.record(&self.line(first_token_seconds, seconds));
+        }
         tracing::debug!(
             target: "thalweg::usage",
             request_id = self.request_id,
             reply_id = self.reply_id,
+            key = self.grant.key,
+            tenant = self.grant.tenant,
             model = self.model,
             endpoint = ?self.endpoint,
             worker = self.worker,

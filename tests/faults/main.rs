@@ -9,5 +9,6 @@ mod redis;
 mod routers;
 mod starts;
 mod streams;
+mod structured;
 mod support;
 mod workers;

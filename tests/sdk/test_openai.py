@@ -1,5 +1,7 @@
 """What users of the openai SDK see."""
 
+import json
+
 import openai
 import pytest
 
@@ -60,6 +62,75 @@ def test_logprobs_of_a_chat(client, cluster):
     for token in content:
         assert token.logprob <= 0 and len(token.top_logprobs) == 3
         assert token.top_logprobs[0].token == token.token
+
+
+RIVER = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "length_km": {"type": "integer", "minimum": 1, "maximum": 9999},
+        "navigable": {"type": "boolean"},
+    },
+    "required": ["name", "length_km", "navigable"],
+    "additionalProperties": False,
+}
+
+
+def json_schema(schema):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+
+
+def check_river(text):
+    river = json.loads(text)
+    assert river.keys() == RIVER["properties"].keys()
+    assert len(river["name"]) <= 12 and 1 <= river["length_km"] <= 9999 and isinstance(river["navigable"], bool)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_json_follows_its_schema_streamed_and_not(client, cluster, temperature):
+    messages = [{"role": "user", "content": "Describe the river Rhine in JSON."}]
+    request = dict(model=cluster.model, messages=messages, temperature=temperature, seed=7, max_tokens=300)
+    request["response_format"] = json_schema(RIVER)
+    whole = client.chat.completions.create(**request).choices[0]
+    check_river(whole.message.content)
+    assert whole.finish_reason == "stop"
+    chunks = list(client.chat.completions.create(**request, stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.message.content
+
+
+def test_any_json_object(client, cluster):
+    messages = [{"role": "user", "content": "Answer with the JSON object {\"moon\": true} and nothing else."}]
+    request = dict(model=cluster.model, messages=messages, temperature=0, max_tokens=400)
+    choice = client.chat.completions.create(**request, response_format={"type": "json_object"}).choices[0]
+    assert choice.message.content.lstrip().startswith("{")
+    if choice.finish_reason == "stop":
+        assert isinstance(json.loads(choice.message.content), dict)
+
+
+def test_a_single_value_is_forced(client, cluster):
+    request = dict(model=cluster.model, messages=QUESTION, temperature=1.5)
+    reply = client.chat.completions.create(**request, response_format=json_schema({"enum": ["Thalweg"]}))
+    assert json.loads(reply.choices[0].message.content) == "Thalweg"
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [{"guided_choice": ["sun", "moon"]}, {"structured_outputs": {"choice": ["sun", "moon"]}}, {"guided_regex": "sun|moon"}],
+    ids=["guided_choice", "structured_outputs", "guided_regex"],
+)
+def test_vllms_constraints(client, cluster, constraint):
+    request = dict(model=cluster.model, messages=QUESTION, temperature=1, n=3)
+    reply = client.chat.completions.create(**request, extra_body=constraint)
+    assert all(choice.message.content in ("sun", "moon") for choice in reply.choices)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_cannot_be_enforced_is_a_bad_request(client, cluster, stream):
+    request = dict(model=cluster.model, messages=QUESTION, stream=stream)
+    for schema in ({"type": "wobble"}, {"type": "string", "pattern": "("}, {"$ref": "#/$defs/none"}):
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.chat.completions.create(**request, response_format=json_schema(schema))
+        assert raised.value.param == "response_format.json_schema.schema"
 
 
 def test_a_stream_cut_by_the_client_leaves_the_server_serving(client, cluster):

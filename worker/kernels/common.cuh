@@ -36,7 +36,7 @@ struct DecodeItem {
 };
 
 struct LogitRow {
-    int token, slot, target, top, output_index;
+    int token, slot, target, top, output_index, mask;
 };
 
 struct SlotParams {
@@ -71,7 +71,7 @@ struct Sampled {
     float top_logprobs[TOP_MAX];
 };
 
-static_assert(sizeof(RowMeta) == 32 && sizeof(AttnItem) == 16 && sizeof(MergeItem) == 16 && sizeof(DecodeItem) == 32 && sizeof(LogitRow) == 20);
+static_assert(sizeof(RowMeta) == 32 && sizeof(AttnItem) == 16 && sizeof(MergeItem) == 16 && sizeof(DecodeItem) == 32 && sizeof(LogitRow) == 24);
 static_assert(sizeof(SlotParams) == 64 && sizeof(SlotInit) == 96 && sizeof(Sampled) == 184);
 
 // Waits until the kernel before this one has ended and its writes are seen. Does nothing for a launch that was not

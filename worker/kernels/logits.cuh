@@ -12,15 +12,18 @@ constexpr unsigned IN_PROMPT = 0x80000000u;
 
 typedef unsigned long long u64;
 
-// Logits of a row: NaN counts as minus infinity, plus infinity as the largest finite number; penalties applied.
+// Logits of a row: NaN and what is masked count as minus infinity, plus infinity as the largest finite number; penalties applied.
 struct Logits {
     const float* values;
     // Times that tokens were put out, and whether they are in the prompt; null without penalties.
     const unsigned* seen;
     float repetition, frequency, presence;
     int vocab;
+    // A bit per token, set where it may be drawn; null without a mask.
+    const unsigned* mask;
 
     __device__ __forceinline__ float at(int id) const {
+        if (mask && !(mask[id >> 5] >> (id & 31) & 1)) return -INFINITY;
         const float x = clean(values[id]);
         return seen ? penalised(x, seen[id]) : x;
     }
@@ -66,6 +69,11 @@ __device__ __forceinline__ void each(const Logits& logits, F f) {
                 four[1] = logits.penalised(four[1], times.y);
                 four[2] = logits.penalised(four[2], times.z);
                 four[3] = logits.penalised(four[3], times.w);
+            }
+            if (logits.mask) {
+                const unsigned bits = logits.mask[place >> 3] >> (place & 7) * 4;
+#pragma unroll
+                for (int c = 0; c < 4; c++) four[c] = bits >> c & 1 ? four[c] : -INFINITY;
             }
 #pragma unroll
             for (int c = 0; c < 4; c++) f(four[c], place * 4 + c);

@@ -134,7 +134,7 @@ __device__ __forceinline__ void undo(float* values, int vocab, const SlotParams&
 
 // Grid: rows of the pass.
 KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* rows, int first, float* logits, int vocab, const SlotParams* slots,
-                                         const Bias* slot_bias, const int* slot_end, int* last_token, unsigned* seen, Sampled* out) {
+                                         const Bias* slot_bias, const int* slot_end, int* last_token, unsigned* seen, const unsigned* masks, Sampled* out) {
     __shared__ Replaced replaced;
     __shared__ Candidates candidates;
     wait_for_predecessor();
@@ -143,7 +143,7 @@ KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* r
     Sampled* result = out + first + blockIdx.x;
     float* values = logits + (size_t)blockIdx.x * vocab;
     const SlotParams params = slots[row.slot];
-    const Logits raw = {values, nullptr, 1.f, 0.f, 0.f, vocab};
+    const Logits raw = {values, nullptr, 1.f, 0.f, 0.f, vocab, nullptr};
     Normal normal = {};
     if (row.top >= 0) {
         normal = normalise(raw);
@@ -160,7 +160,8 @@ KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* r
         return;
     }
     unsigned* counts_of_slot = params.has_penalty ? seen + (size_t)row.slot * vocab : nullptr;
-    const Logits edited = {values, counts_of_slot, params.repetition, params.frequency, params.presence, vocab};
+    const unsigned* mask = row.mask < 0 ? nullptr : masks + (size_t)row.mask * ((vocab + 31) / 32);
+    const Logits edited = {values, counts_of_slot, params.repetition, params.frequency, params.presence, vocab, mask};
     const Bias* bias = slot_bias + (size_t)row.slot * BIAS_MAX;
     const int* end = slot_end + (size_t)row.slot * END_IDS_MAX;
     edit(values, raw, params, bias, end, row.output_index, replaced);

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use thalweg_model::grammar::TokenMask;
+
 use crate::sampling::SamplingParams;
 
 /// One block of the paged KV cache, within its group.
@@ -40,7 +42,14 @@ pub struct StepPlan {
     pub slots: Vec<SlotInit>,
     /// Ragged rows, each a run of tokens of one sequence. A sequence has one row a step at most.
     pub rows: Vec<Row>,
+    /// Rows, ascending, whose draw waits for [`StepMasks`]: they depend on tokens of steps in flight.
+    pub constrained: Vec<usize>,
 }
+
+/// What may be drawn in a step's constrained rows, one per entry of `StepPlan::constrained`. None: whatever is drawn is
+/// dropped, since its sequence has ended meanwhile.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepMasks(pub Vec<Option<TokenMask>>);
 
 /// State that a slot starts with.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,6 +136,13 @@ pub enum Want {
         /// As in `Sample`.
         output_index: Option<u32>,
     },
+}
+
+impl Want {
+    /// A token is sampled.
+    pub fn samples(self) -> bool {
+        matches!(self, Self::Sample { .. } | Self::PromptLogprobs { output_index: Some(_), .. })
+    }
 }
 
 /// What a step produced, rows in the plan's order.

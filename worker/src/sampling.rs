@@ -1,5 +1,7 @@
 //! How a sequence's tokens are drawn: parsed once, then trusted.
 
+use thalweg_model::grammar::Grammar;
+
 /// Sampling parameters of one request. Built by the service from the wire form, which checks every bound.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
@@ -27,6 +29,8 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// Added to logits, by id. Sorted by id.
     pub logit_bias: Vec<(u32, f32)>,
+    /// What the output must be a text of. Whoever plans steps follows it; devices get masks.
+    pub grammar: Option<Grammar>,
 }
 
 impl SamplingParams {
@@ -45,6 +49,7 @@ impl SamplingParams {
             end_ids: Vec::new(),
             logprobs: None,
             logit_bias: Vec::new(),
+            grammar: None,
         }
     }
 }

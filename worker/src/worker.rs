@@ -90,6 +90,7 @@ impl Worker {
             model: model.served().clone(),
             description: describe(&address.id, epoch, model, &profile),
             tokenizer: model.tokenizer_json(),
+            grammars: model.grammars(),
             identity: Identity { worker_id: address.id.to_string(), epoch: epoch.0 },
             counters: metrics.events().clone(),
             channels: Channels::default(),
@@ -184,9 +185,10 @@ impl RunningWorker {
     }
 }
 
-/// What routers may rely on. `abort_choices`: a worker that does not know the field would end the whole request.
-const FEATURES: [&str; 6] =
-    ["resume", "logprobs", "prompt_logprobs", "logit_bias", "abort_choices", "channel"];
+/// What routers may rely on. `abort_choices`: a worker that does not know the field would end the whole request; `grammar`:
+/// it would answer whatever it likes.
+const FEATURES: [&str; 7] =
+    ["resume", "logprobs", "prompt_logprobs", "logit_bias", "abort_choices", "channel", "grammar"];
 
 fn describe(id: &WorkerId, epoch: WorkerEpoch, model: &SharedModel, profile: &Rates) -> v1::DescribeResponse {
     let plan = model.plan();

@@ -62,6 +62,11 @@ impl ChatTemplate {
         Ok(Self { environment, source: source.to_owned(), tokens })
     }
 
+    /// As it was given.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Renders; the tokenizer's control tokens are what must not come out of user text.
     pub fn render(
         &self,

@@ -10,6 +10,7 @@ mod spm;
 mod vocabulary;
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
@@ -24,6 +25,11 @@ use self::json::{Description, malformed};
 use self::vocabulary::Vocabulary;
 use crate::chat_template::RenderedChat;
 use crate::error::ModelError;
+use crate::grammar::{GrammarError, Grammars};
+
+/// Words whose tokens each thread keeps, never to be given up: up to 255 bytes each, which may take 6 KB. Text has few
+/// words that come often; what is made up to fill memory gets some megabytes.
+const WORDS_KEPT_MAX: usize = 2_000;
 
 type Inner = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
@@ -35,6 +41,8 @@ pub struct Tokenizer {
     /// The text's very first piece gets a leading space, unless it is a control token or has one.
     prefix_first: bool,
     bundle: TokenizerBundle,
+    /// Made when the first answer is to have a structure.
+    grammars: OnceLock<Result<Grammars, GrammarError>>,
 }
 
 /// Whether control tokens in the text become control tokens.
@@ -57,10 +65,11 @@ impl Tokenizer {
         let prefix_first = json::take_first_prefix(&mut inner);
         json::check_unk(&inner)?;
         inner.set_encode_special_tokens(true);
+        inner.get_model_mut().resize_cache(WORDS_KEPT_MAX);
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| malformed(format!("{error}")))?;
         let bundle = bundle.clone_without_json();
-        Ok(Self { inner, control, vocabulary, prefix_first, bundle })
+        Ok(Self { inner, control, vocabulary, prefix_first, bundle, grammars: OnceLock::new() })
     }
 
     /// Ids of a text. `bos` adds the beginning of sequence where the model wants one and the text has none.
@@ -118,6 +127,11 @@ impl Tokenizer {
     /// The bundle it was made of, without its `tokenizer_json`, which is large and no longer needed.
     pub fn bundle(&self) -> &TokenizerBundle {
         &self.bundle
+    }
+
+    /// Compiles grammars for this vocabulary. The first call takes a good part of a second.
+    pub fn grammars(&self) -> Result<&Grammars, GrammarError> {
+        self.grammars.get_or_init(|| Grammars::new(self)).as_ref().map_err(Clone::clone)
     }
 
     pub(crate) fn control(&self) -> &ControlTokens {

@@ -97,10 +97,10 @@ impl Accounts {
         self.queued.requests >= self.limits.queued.requests
     }
 
-    /// A request enters and waits.
-    pub(super) fn enter(&mut self, tenant: &Arc<str>, tokens: u64) -> Result<(), Full> {
+    /// A request enters and waits. `own` is its tenant's limit where that is not the common one.
+    pub(super) fn enter(&mut self, tenant: &Arc<str>, tokens: u64, own: Option<Usage>) -> Result<(), Full> {
         let of_tenant = self.tenants.get(tenant).copied().unwrap_or_default();
-        if !of_tenant.takes(tokens, self.limits.tenant) {
+        if !of_tenant.takes(tokens, own.unwrap_or(self.limits.tenant)) {
             return Err(Full::Tenant);
         }
         if !self.queued.takes(tokens, self.limits.queued) {
@@ -144,8 +144,10 @@ mod tests {
         };
         let check = |entries: &[(&str, u64)], last: Result<(), Full>| {
             let mut accounts = Accounts::new(limits);
-            let results: Vec<_> =
-                entries.iter().map(|(tenant, tokens)| accounts.enter(&(*tenant).into(), *tokens)).collect();
+            let results: Vec<_> = entries
+                .iter()
+                .map(|(tenant, tokens)| accounts.enter(&(*tenant).into(), *tokens, None))
+                .collect();
             assert_eq!(results.last(), Some(&last), "{entries:?}");
             assert!(results[..results.len() - 1].iter().all(Result::is_ok), "{entries:?}");
         };
@@ -157,6 +159,12 @@ mod tests {
         check(&[("a", 50), ("b", 50)], Ok(()));
         check(&[("a", 50), ("b", 51)], Err(Full::Queue));
         check(&[("a", 1), ("b", 1), ("c", 1), ("d", 1)], Err(Full::Queue));
+
+        let (tenant, own) = (Arc::<str>::from("a"), Some(Usage { requests: 1, tokens: 10 }));
+        let mut accounts = Accounts::new(limits);
+        assert_eq!(accounts.enter(&tenant, 5, own), Ok(()));
+        assert_eq!(accounts.enter(&tenant, 5, own), Err(Full::Tenant), "its own limit holds");
+        assert_eq!(accounts.enter(&tenant, 5, None), Ok(()));
     }
 
     #[test]
@@ -180,9 +188,9 @@ mod tests {
         let mut accounts = Accounts::new(AdmissionLimits { queued: limit, tenant: limit });
         let tenant: Arc<str> = "a".into();
         for _ in 0..3 {
-            accounts.enter(&tenant, 10).unwrap();
+            accounts.enter(&tenant, 10, None).unwrap();
             accounts.leave_queue(10);
-            assert_eq!(accounts.enter(&tenant, 10), Err(Full::Tenant), "it still runs");
+            assert_eq!(accounts.enter(&tenant, 10, None), Err(Full::Tenant), "it still runs");
             accounts.leave("a", 10);
             assert!(accounts.is_empty());
         }

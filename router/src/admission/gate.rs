@@ -11,7 +11,7 @@ use thalweg_proto::code::ErrorCode;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::accounts::{Accounts, AdmissionLimits, Full};
+use super::accounts::{Accounts, AdmissionLimits, Full, Usage};
 use super::queue::{Class, FairQueue, Waiting};
 use crate::error::RouterError;
 use crate::models::ModelEntry;
@@ -30,6 +30,8 @@ pub struct Ask {
     pub model: Arc<ModelEntry>,
     /// Who pays.
     pub tenant: Arc<str>,
+    /// What that one may have at a time, where it is not what all may.
+    pub tenant_limit: Option<Usage>,
     /// Lower goes earlier.
     pub priority: i32,
     /// Prompt and expected output.
@@ -181,7 +183,7 @@ impl Gate {
         let line = lines.entry(ask.line()).or_insert_with(|| ModelLine::new(&ask.model));
         // Its context may have changed with its workers.
         line.model = Arc::clone(&ask.model);
-        if let Err(full) = accounts.enter(&ask.tenant, ask.tokens) {
+        if let Err(full) = accounts.enter(&ask.tenant, ask.tokens, ask.tenant_limit) {
             return Err(line.refusal(full));
         }
         Ok(self.push(line, ask, Class::New, now))
@@ -224,6 +226,8 @@ impl Gate {
         let ask = Ask {
             model: Arc::clone(model),
             tenant: waiting.tenant,
+            // Held against it when it came.
+            tenant_limit: None,
             priority: waiting.priority,
             tokens: waiting.tokens,
             deadline,

@@ -44,9 +44,19 @@ pub(super) fn fresh_id() -> String {
 /// W3C trace context to hand on, empty if the client sent none that is sound.
 pub(super) fn traceparent(headers: &HeaderMap) -> String {
     let value = headers.get("traceparent").and_then(|v| v.to_str().ok()).unwrap_or_default();
-    let sound = value.len() == TRACEPARENT_BYTES
-        && value.bytes().all(|b| b == b'-' || b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    if sound { value.to_owned() } else { String::new() }
+    if is_sound_trace(value) { value.to_owned() } else { String::new() }
+}
+
+/// `00-<32 hex digits>-<16>-<2>`: neither id is zero, and no version is ff.
+fn is_sound_trace(value: &str) -> bool {
+    let is_hex = |part: &str| part.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    let is_id = |part: &str| is_hex(part) && part.bytes().any(|b| b != b'0');
+    let parts: Vec<_> = value.split('-').collect();
+    let [version, trace, parent, flags] = parts.as_slice() else { return false };
+    value.len() == TRACEPARENT_BYTES
+        && [version.len(), trace.len(), parent.len()] == [2, 32, 16]
+        && (is_hex(version) && *version != "ff" && is_hex(flags))
+        && (is_id(trace) && is_id(parent))
 }
 
 pub(super) fn unix_seconds() -> u64 {
@@ -104,5 +114,9 @@ mod tests {
         check(sound, sound);
         check("00-zz", "");
         check(&sound.to_uppercase(), "");
+        check("ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "");
+        check("00-00000000000000000000000000000000-b7ad6b7169203331-01", "");
+        check("00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01", "");
+        check("00-0af7651916cd43dd8448eb211c80319cb7-ad6b7169203331-01", "");
     }
 }

@@ -76,10 +76,7 @@ impl ApiMetrics {
         self.requests
             .get_or_create(&RequestLabels {
                 model: model.to_owned(),
-                endpoint: match endpoint {
-                    Endpoint::Chat => "chat",
-                    Endpoint::Completions => "completions",
-                },
+                endpoint: endpoint.as_str(),
                 outcome: outcome.as_str(),
             })
             .inc();

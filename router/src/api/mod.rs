@@ -2,12 +2,15 @@
 
 mod answer;
 mod body;
+mod cors;
 mod error;
 mod generate;
 mod headers;
 mod health;
+mod message;
 pub(crate) mod metrics;
 mod models;
+mod openapi;
 mod pool;
 mod script;
 pub(crate) mod server;
@@ -22,8 +25,10 @@ use std::sync::Arc;
 use axum::Router;
 use axum::middleware;
 use axum::routing::{get, post};
+use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
 
+use crate::auth::layer::{Door, guard};
 use crate::request::Served;
 use crate::router::RouterState;
 
@@ -46,7 +51,11 @@ pub fn routes(state: Arc<RouterState>) -> Router {
         seeds: headers::Seeds::new(state.config.router_seed),
         router: state,
     });
-    Router::new()
+    let surface = &api.router.config.surface;
+    let door = |registry: &mut _| Door::new(Arc::clone(&api.router.keys), surface.metrics_public, registry);
+    let door = Arc::new(api.router.metrics.register(door));
+    let cors = cors::layer(surface);
+    let routes = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
         .route("/v1/models", get(models::list))
@@ -56,18 +65,25 @@ pub fn routes(state: Arc<RouterState>) -> Router {
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
         .route("/metrics", get(health::metrics))
+        .route("/openapi.json", get(openapi::document))
         .fallback(error::no_such_path)
         .method_not_allowed_fallback(error::method_not_allowed)
         // A panic in a handler costs its own request only.
         .layer(CatchPanicLayer::custom(error::panicked))
+        .with_state(api);
+    // One route for everything, so that the layers see each request before any path is told from another.
+    Router::new()
+        .fallback_service(routes)
+        .layer(middleware::from_fn_with_state(door, guard))
+        // Browsers ask without a key whether they may ask with one.
+        .layer(option_layer(cors))
         // Outermost, so that every reply carries the request's id.
         .layer(middleware::from_fn(headers::request_id))
-        .with_state(api)
 }
 
 impl Api {
     fn served<'a>(&'a self, draw_seed: &'a dyn Fn() -> u64) -> Served<'a> {
         let choices_max = self.router.config.limits.choices_max;
-        Served { models: &self.router.models, choices_max, draw_seed }
+        Served { models: &self.router.models, choices_max, surface: &self.router.config.surface, draw_seed }
     }
 }

@@ -24,6 +24,9 @@ impl Script {
         if !std::mem::replace(&mut self.opened[piece.choice], true) {
             self.open(session, piece.choice, out);
         }
+        if !piece.reasoning.is_empty() {
+            self.writer.reasoning(out, piece.choice, &piece.reasoning);
+        }
         let options = session.request.reply();
         let token_ids = options.return_token_ids.then_some(piece.token_ids.as_slice());
         let has_ids = token_ids.is_some_and(|ids| !ids.is_empty());
@@ -37,6 +40,9 @@ impl Script {
                 prompt_token_ids: None,
             };
             self.writer.text(out, &choice);
+        }
+        for call in &piece.calls {
+            self.writer.call(out, piece.choice, call);
         }
         if let Some(finish) = &piece.finish {
             self.writer.finish(out, piece.choice, finish.reason, &finish.stop);

@@ -7,6 +7,7 @@ use thalweg_proto::ids::WorkerId;
 use thalweg_proto::v1;
 use tokio::time::Instant;
 
+use crate::auth::Grant;
 use crate::dispatch::{ChoiceEnder, Tokenized};
 use crate::error::RouterError;
 use crate::output::Assembly;
@@ -18,9 +19,6 @@ use crate::usage::{Outcome, UsageRecord};
 
 use super::Api;
 use super::answer::{Answer, Event};
-
-/// All cached blocks belong to someone; without API keys there is one tenant.
-const TENANT: &str = "default";
 
 /// A request that runs. Dropping it cancels it down to the worker's KV blocks and writes its record.
 pub(super) struct Session {
@@ -38,21 +36,27 @@ impl Session {
     /// Takes what was parsed and tokenised to the workers, at the first call of `next`.
     pub(super) fn new(
         api: &Api,
+        grant: &Grant,
         request: ValidRequest,
         prompts: &[TokenizedPrompt],
         head: ReplyHead,
         traceparent: &str,
         record: UsageRecord,
     ) -> Self {
-        let deadline = Instant::now() + api.router.config.timeouts.request_timeout;
+        let longest = api.router.config.timeouts.request_timeout;
+        let deadline = Instant::now() + grant.duration_max.map_or(longest, |own| own.min(longest));
+        let tenant_limit = api.router.tenant_limit(grant);
+        let grammar = request.structure().map(|structure| Arc::new(structure.wire()));
         let tokenized = |(at, prompt): (usize, &TokenizedPrompt)| Tokenized {
             request_id: if prompts.len() == 1 { head.id.clone() } else { format!("{}-{at}", head.id) },
             model: Arc::clone(request.model()),
             prompt_ids: Arc::clone(&prompt.ids),
             sampling: sampling(&request, prompt.max_tokens),
+            grammar: grammar.clone(),
             n: request.choices(),
-            tenant: TENANT.to_owned(),
-            scope: v1::CacheScope { scope: TENANT.to_owned(), salt: request.cache_salt().to_owned() },
+            tenant: grant.tenant.clone(),
+            tenant_limit,
+            scope: v1::CacheScope { scope: grant.scope().to_owned(), salt: request.cache_salt().to_owned() },
             adapter: String::new(),
             priority: request.priority(),
             deadline,

@@ -14,6 +14,7 @@ use crate::usage::Usage;
 use super::Api;
 use super::error::ApiError;
 use super::generate::name_worker;
+use super::message::{Message, ToolCall};
 use super::session::Session;
 
 /// Waits for every choice and answers.
@@ -34,6 +35,8 @@ pub(super) async fn respond(api: &Api, mut session: Session) -> Result<Response,
 #[derive(Default)]
 struct Collected {
     text: String,
+    reasoning: String,
+    calls: Vec<ToolCall>,
     token_ids: Vec<u32>,
     logprobs: Vec<TokenInfo>,
     finish: Option<Finish>,
@@ -42,6 +45,8 @@ struct Collected {
 impl Collected {
     fn add(&mut self, piece: Piece) {
         self.text.push_str(&piece.text);
+        self.reasoning.push_str(&piece.reasoning);
+        ToolCall::add(&mut self.calls, piece.calls);
         self.token_ids.extend(piece.token_ids);
         self.logprobs.extend(piece.logprobs);
         self.finish = piece.finish.or(self.finish.take());
@@ -84,13 +89,6 @@ enum Content {
 }
 
 #[derive(Serialize)]
-struct Message {
-    role: &'static str,
-    content: String,
-    refusal: Option<String>,
-}
-
-#[derive(Serialize)]
 #[serde(untagged)]
 enum Logprobs {
     Chat(ChatLogprobs),
@@ -122,7 +120,7 @@ fn chat_choice<'a>(session: &Session, index: usize, collected: Collected) -> Cho
     let tokenizer = &session.request.model().tokenizer;
     let logprobs =
         options.logprobs.map(|_| Logprobs::Chat(ChatLogprobs::new(tokenizer, &collected.logprobs)));
-    let content = Content::Message(Message { role: "assistant", content: collected.text, refusal: None });
+    let content = Content::Message(Message::new(collected.text, collected.reasoning, collected.calls));
     let (finish_reason, stop_reason) = finish(collected.finish);
     Choice {
         index,

@@ -1,6 +1,7 @@
 //! Settings of a router: one struct from which flags, environment and files derive.
 
-mod seconds;
+pub mod seconds;
+pub mod surface;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use crate::policy::Policy;
 
 /// Most tokens of a limit, so that sums of them can be counted.
 const TOKENS_MAX: u64 = 1_000_000_000_000;
+pub use surface::{API_KEY_VARIABLE, Surface};
 
 /// Everything that can be set. Durations are given in seconds.
 #[derive(Clone, Debug, PartialEq, clap::Args, serde::Serialize, serde::Deserialize)]
@@ -47,6 +49,10 @@ pub struct RouterConfig {
     /// How long things may take
     #[command(flatten)]
     pub timeouts: Timeouts,
+
+    /// What clients see
+    #[command(flatten)]
+    pub surface: Surface,
 
     /// Tell clients the worker's name in the x-thalweg-worker header
     #[arg(long, env = "THALWEG_WORKER_HEADER", default_value_t = true, action = clap::ArgAction::Set)]
@@ -178,6 +184,7 @@ impl RouterConfig {
                 return Err(wrong(option, reason));
             }
         }
+        self.surface.origins()?;
         Ok(())
     }
 }

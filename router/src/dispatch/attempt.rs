@@ -111,6 +111,7 @@ impl Placed {
             fingerprint: request.model.fingerprint.clone(),
             traceparent: request.traceparent.clone(),
             channel: joined.map_or(0, Joined::number),
+            grammar: request.grammar.as_deref().cloned(),
         }
     }
 }

@@ -53,7 +53,7 @@ impl ChoiceEnder {
 
 fn abort(placed: &Placed, choices: Vec<u32>) {
     let worker = placed.booking.worker();
-    if !worker.about.features.iter().any(|feature| feature == FEATURE) {
+    if !worker.has_feature(FEATURE) {
         return;
     }
     let (mut client, id) = (worker.client(), worker.id.clone());

@@ -159,6 +159,7 @@ impl Dispatcher {
         let ask = Ask {
             model: Arc::clone(&request.model),
             tenant: request.tenant.as_str().into(),
+            tenant_limit: request.tenant_limit,
             priority: request.priority,
             tokens: request.prompt_ids.len() as u64 + output as u64,
             deadline: request.deadline,

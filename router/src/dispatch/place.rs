@@ -16,6 +16,9 @@ use crate::workers::Worker;
 use crate::workers::in_flight::OnWorker;
 use crate::workers::load::Weight;
 
+/// How workers say that they follow grammars.
+const GRAMMAR: &str = "grammar";
+
 /// Within this time after its predicted end a worker has said what a prefill stored.
 const CONFIRMATION: Duration = Duration::from_secs(5);
 
@@ -72,19 +75,30 @@ impl Dispatcher {
         Ok(Ok(Placed { hashed, permit, booking, predicted, attempt_id, unproven_from, channel }))
     }
 
-    /// No worker is ready: the queue knows what to wait for, save for an adapter, about which it knows nothing.
+    /// No worker is ready: the queue knows what to wait for, save for an adapter or for grammars, about which it knows
+    /// nothing.
     fn nobody(&self, hashed: Hashed, permit: Permit) -> Result<Result<Placed, Unplaced>, RouterError> {
-        let Tokenized { model, adapter, .. } = &hashed.request;
-        if adapter.is_empty() {
+        let Tokenized { model, adapter, grammar, .. } = &hashed.request;
+        let message = if grammar.is_some() && !self.workers.ready_for(model, adapter).is_empty() {
+            format!(
+                "no ready worker of {} knows grammars; upgrade its workers, or ask for plain text",
+                model.name
+            )
+        } else if adapter.is_empty() {
             return Ok(Err(Unplaced { hashed, permit }));
-        }
-        let message = format!("no ready worker of {} has adapter {adapter}; try again later", model.name);
+        } else {
+            format!("no ready worker of {} has adapter {adapter}; try again later", model.name)
+        };
         Err(RouterError::new(ErrorCode::Unavailable, message).retry_after(RETRY_AFTER))
     }
 
     /// Ready workers, those with room if any has it, and lives that have not failed it if there is any.
     fn eligible(&self, hashed: &Hashed) -> Vec<Arc<Worker>> {
-        let ready = self.workers.ready_for(&hashed.request.model, &hashed.request.adapter);
+        let mut ready = self.workers.ready_for(&hashed.request.model, &hashed.request.adapter);
+        if hashed.request.grammar.is_some() {
+            // An older one would answer whatever it likes.
+            ready.retain(|w| w.has_feature(GRAMMAR));
+        }
         let untried = prefer(ready, |w| !hashed.journey.has_tried(&w.id, w.epoch));
         prefer(untried, |w| w.has_room())
     }

@@ -94,7 +94,9 @@ impl Progress {
                     "the worker aborted the request; try again",
                 ));
             }
-            v1::FinishReason::Stop | v1::FinishReason::Length => choice.finished = true,
+            v1::FinishReason::Stop | v1::FinishReason::Length | v1::FinishReason::Complete => {
+                choice.finished = true;
+            }
         }
         Ok(true)
     }

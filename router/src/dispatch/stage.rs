@@ -30,10 +30,14 @@ pub struct Tokenized {
     pub prompt_ids: Arc<[u32]>,
     /// Valid parameters; the seed is drawn.
     pub sampling: v1::SamplingParams,
+    /// What every choice must be a text of.
+    pub grammar: Option<Arc<v1::Grammar>>,
     /// Choices wanted, at least 1.
     pub n: u32,
     /// Who pays and shares.
     pub tenant: String,
+    /// What its tenant may have at a time, where that is not what the flags say.
+    pub tenant_limit: Option<crate::admission::Usage>,
     /// Whose blocks it may reuse.
     pub scope: v1::CacheScope,
     /// LoRA adapter, empty for the base model.

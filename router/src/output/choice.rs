@@ -7,6 +7,8 @@ use thalweg_proto::v1;
 use crate::error::RouterError;
 use crate::request::ReplyOptions;
 
+use super::part::{CallDelta, Part};
+use super::reader::Reader;
 use super::stop::StopMatcher;
 
 /// What a delta of the worker added to a choice.
@@ -14,7 +16,10 @@ use super::stop::StopMatcher;
 pub(crate) struct Piece {
     /// Index in the reply.
     pub(crate) choice: usize,
+    /// Content; thoughts stand before it and calls behind it.
     pub(crate) text: String,
+    pub(crate) reasoning: String,
+    pub(crate) calls: Vec<CallDelta>,
     pub(crate) token_ids: Vec<u32>,
     /// One per token if asked for, else empty.
     pub(crate) logprobs: Vec<TokenInfo>,
@@ -48,10 +53,13 @@ pub(crate) enum StopReason {
 /// State of one choice. Constant work per token.
 pub(crate) struct Choice {
     detokenizer: Detokenizer,
+    /// None where the text is nothing but content.
+    reader: Option<Box<Reader>>,
     stops: StopMatcher,
     /// Characters put out or held back so far, those of an echoed prompt included.
     characters: usize,
     tokens: u32,
+    reasoning_tokens: u32,
     finished: bool,
 }
 
@@ -68,9 +76,11 @@ impl Choice {
     pub(crate) fn new(rules: &Rules<'_>, prompt: &[u32], characters: usize) -> Self {
         Self {
             detokenizer: Detokenizer::new(rules.tokenizer, prompt, rules.options.skip_special),
+            reader: Reader::new(&rules.options.reading, rules.tokenizer, prompt).map(Box::new),
             stops: StopMatcher::new(&rules.options.stop, rules.options.include_stop),
             characters,
             tokens: 0,
+            reasoning_tokens: 0,
             finished: false,
         }
     }
@@ -82,6 +92,11 @@ impl Choice {
     /// Tokens that count: those behind a stop string do not.
     pub(crate) fn tokens(&self) -> u32 {
         self.tokens
+    }
+
+    /// Those of them that are thoughts.
+    pub(crate) fn reasoning_tokens(&self) -> u32 {
+        self.reasoning_tokens
     }
 
     /// Takes a delta of the worker. What comes after the end is dropped.
@@ -102,14 +117,55 @@ impl Choice {
             }
             let ends = finish_reason == v1::FinishReason::Stop && at == last;
             if !ends || rules.options.include_stop {
-                let text = self.detokenizer.push(rules.tokenizer, id);
-                self.text(rules, &text, &mut piece);
+                self.token(rules, id, &mut piece);
             }
         }
         if !self.finished {
             self.end(rules, finish_reason, delta.token_ids.last().copied(), &mut piece)?;
         }
         Ok(piece)
+    }
+
+    fn token(&mut self, rules: &Rules<'_>, id: u32, piece: &mut Piece) {
+        let Some(reader) = &self.reader else {
+            let text = self.detokenizer.push(rules.tokenizer, id);
+            return self.text(rules, &text, piece);
+        };
+        let thought = reader.thinks();
+        let marker = Reader::marker(rules.tokenizer, id).filter(|_| rules.options.skip_special);
+        let text = match marker {
+            Some(marker) => self.detokenizer.finish(rules.tokenizer) + &marker,
+            None => self.detokenizer.push(rules.tokenizer, id),
+        };
+        self.read(rules, piece, |reader, parts| reader.push(&text, parts));
+        let thinks = self.reader.as_ref().is_some_and(|reader| reader.thinks());
+        self.reasoning_tokens += u32::from(thought || thinks);
+    }
+
+    /// Takes what the reader makes of more text, or of its end. Stop strings are looked for in content alone: within a
+    /// call they would leave arguments that are no JSON.
+    fn read(&mut self, rules: &Rules<'_>, piece: &mut Piece, take: impl FnOnce(&mut Reader, &mut Vec<Part>)) {
+        let Some(mut reader) = self.reader.take() else { return };
+        let mut parts = Vec::new();
+        take(&mut reader, &mut parts);
+        for part in parts {
+            match part {
+                Part::Content(text) => self.text(rules, &text, piece),
+                Part::Reasoning(text) => piece.reasoning.push_str(&text),
+                Part::Call(call) => {
+                    piece.text.push_str(&self.stops.finish());
+                    piece.calls.push(call);
+                }
+            }
+            if self.finished {
+                break;
+            }
+        }
+        if reader.satisfied() && !self.finished {
+            self.finished = true;
+            piece.finish = Some(Finish { reason: "tool_calls", stop: None });
+        }
+        self.reader = Some(reader);
     }
 
     fn text(&mut self, rules: &Rules<'_>, text: &str, piece: &mut Piece) {
@@ -139,6 +195,7 @@ impl Choice {
             v1::FinishReason::Stop => {
                 ("stop", last.filter(|id| rules.stop_token_ids.contains(id)).map(StopReason::Token))
             }
+            v1::FinishReason::Complete => ("stop", None),
             v1::FinishReason::Length => ("length", None),
             v1::FinishReason::Abort => {
                 return Err(RouterError::new(ErrorCode::Internal, "the worker gave the request up"));
@@ -146,9 +203,18 @@ impl Choice {
         };
         // A character cut off by the end is left out rather than shown as a replacement mark.
         let rest = self.detokenizer.finish(rules.tokenizer);
-        self.text(rules, rest.trim_end_matches(char::REPLACEMENT_CHARACTER), piece);
+        let rest = rest.trim_end_matches(char::REPLACEMENT_CHARACTER);
+        if self.reader.is_none() {
+            self.text(rules, rest, piece);
+        } else {
+            self.read(rules, piece, |reader, parts| {
+                reader.push(rest, parts);
+                reader.finish(parts);
+            });
+        }
         if !self.finished {
             piece.text.push_str(&self.stops.finish());
+            let reason = self.reader.as_ref().map_or(reason, |reader| reader.finish_reason(reason));
             piece.finish = Some(Finish { reason, stop });
             self.finished = true;
         }

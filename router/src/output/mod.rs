@@ -3,7 +3,11 @@
 pub(crate) mod choice;
 pub(crate) mod echo;
 pub(crate) mod logprobs;
+pub(crate) mod part;
+pub(crate) mod reader;
+mod reasoning;
 mod stop;
+pub(crate) mod tools;
 
 #[cfg(test)]
 mod tests;
@@ -108,7 +112,10 @@ impl Assembly {
         let cached = |p: &PromptState| p.info.as_ref().map_or(0, |info| u64::from(info.cached_tokens));
         let cached_tokens = self.prompts.iter().map(cached).sum();
         let completion_tokens = self.choices.iter().map(|c| u64::from(c.tokens())).sum();
-        Usage { prompt_tokens, cached_tokens, completion_tokens }
+        let reasoning = |c: &Choice| u64::from(c.reasoning_tokens());
+        let reasoning_tokens =
+            self.request.reply().reading.reasoning.map(|_| self.choices.iter().map(reasoning).sum());
+        Usage { prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens }
     }
 
     fn push_delta(

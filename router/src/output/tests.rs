@@ -7,6 +7,7 @@ use thalweg_proto::v1::{ChoiceDelta, FinishReason, PromptInfo, TokenLogprobs, To
 
 use super::choice::{Finish, StopReason};
 use super::*;
+use crate::config::Surface;
 use crate::request::{Served, parse_completion, parse_object};
 use crate::test_support::models;
 use crate::test_support::tokenizer::END;
@@ -18,7 +19,7 @@ fn assembly(fields: Value) -> Assembly {
         body[name] = value.clone();
     }
     let models = models();
-    let served = Served { models: &models, choices_max: 128, draw_seed: &|| 0 };
+    let served = Served { models: &models, choices_max: 128, surface: &Surface::default(), draw_seed: &|| 0 };
     let object = parse_object(body.to_string().as_bytes()).expect("JSON");
     let mut request = parse_completion(object, &served).unwrap_or_else(|error| panic!("{}", error.message));
     let prompts = tokenize_request(&mut request).expect("fits");
@@ -148,7 +149,10 @@ fn choices_of_several_prompts_keep_apart() {
     assert!(assembly.finished());
     let got: Vec<_> = pieces.iter().map(|p| (p.choice, p.text.as_str())).collect();
     assert_eq!(got, [(2, "c"), (1, "b"), (0, "a"), (3, "dd")]);
-    assert_eq!(assembly.usage(), Usage { prompt_tokens: 6 + 5, cached_tokens: 0, completion_tokens: 5 });
+    assert_eq!(
+        assembly.usage(),
+        Usage { prompt_tokens: 6 + 5, cached_tokens: 0, completion_tokens: 5, ..Usage::default() }
+    );
 }
 
 #[test]

@@ -4,11 +4,15 @@ use serde_json::{Map, Value};
 
 use crate::error::RouterError;
 use crate::models::ModelEntry;
+use crate::output::reader::Reading;
 
 use super::common::{self, take};
 use super::fields::{Fields, invalid};
+use super::tools::Tools;
 use super::unsupported::refuse_unsupported;
-use super::{Chat, Endpoint, MaxTokens, Prompt, Served, ValidRequest, messages, sampling};
+use super::{
+    Chat, Endpoint, MaxTokens, Prompt, Served, ValidRequest, messages, sampling, structured, tool_prompt,
+};
 
 /// Reads a chat request for one of the models served.
 pub fn parse_chat(mut body: Map<String, Value>, served: &Served<'_>) -> Result<ValidRequest, RouterError> {
@@ -23,7 +27,12 @@ pub fn parse_chat(mut body: Map<String, Value>, served: &Served<'_>) -> Result<V
     params.prompt_logprobs = reply.prompt_logprobs;
     let explicit = max_tokens(&fields)?;
     common::check_min_tokens(&fields, params.min_tokens, explicit)?;
-    let chat = chat(chat_values, &fields, &model)?;
+    let (chat, tools) = chat(chat_values, &fields, &model)?;
+    let structure = structured::structure(&fields)?;
+    reply.reading = Reading {
+        reasoning: model.dialect.reasoning(served.surface.reasoning_parser),
+        tools: tools.plan(model.dialect.tool_format(served.surface.tool_call_parser), structure.is_some()),
+    };
     Ok(ValidRequest {
         endpoint: Endpoint::Chat,
         prompts: vec![Prompt::Chat(chat)],
@@ -32,6 +41,8 @@ pub fn parse_chat(mut body: Map<String, Value>, served: &Served<'_>) -> Result<V
         max_tokens: explicit.map_or(MaxTokens::Default(u32::MAX), MaxTokens::Explicit),
         cache_salt: common::cache_salt(&fields)?,
         priority: common::priority(&fields)?,
+        // A forced call leaves no room for an answer in another form.
+        structure: tools.forced().or(structure),
         reply,
         model,
     })
@@ -58,13 +69,16 @@ impl ChatValues {
     }
 }
 
-/// The chat of a request, for a model that has a template.
-pub(super) fn chat(values: ChatValues, fields: &Fields<'_>, model: &ModelEntry) -> Result<Chat, RouterError> {
-    let messages = messages::messages(values.messages)?;
-    let mut tools = messages::tools(values.tools)?;
-    if fields.string("tool_choice")? == Some("none") {
-        tools = Value::Null;
-    }
+/// The chat of a request, for a model that has a template, and the tools that it may call.
+pub(super) fn chat(
+    values: ChatValues,
+    fields: &Fields<'_>,
+    model: &ModelEntry,
+) -> Result<(Chat, Tools), RouterError> {
+    let mut messages = messages::messages(values.messages)?;
+    let tools = Tools::read(values.tools, fields)?;
+    tool_prompt::tell(&mut messages, &tools.definitions, model.dialect);
+    tool_prompt::adapt(&mut messages, model.dialect);
     let kwargs = match values.kwargs {
         None | Some(Value::Null) => Value::Null,
         Some(object @ Value::Object(_)) => object,
@@ -80,7 +94,8 @@ pub(super) fn chat(values: ChatValues, fields: &Fields<'_>, model: &ModelEntry) 
         return Err(RouterError::field("messages", message));
     }
     let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
-    Ok(Chat { messages, tools, kwargs, add_generation_prompt })
+    let chat = Chat { messages, tools: tools.definitions.clone(), kwargs, add_generation_prompt };
+    Ok((chat, tools))
 }
 
 /// `max_completion_tokens` is the new name of `max_tokens`; given both they must agree.

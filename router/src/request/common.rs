@@ -79,10 +79,10 @@ pub(super) fn cache_salt(fields: &Fields<'_>) -> Result<String, RouterError> {
     Ok(salt.to_owned())
 }
 
-/// `priority`, 0 unless given.
-pub(super) fn priority(fields: &Fields<'_>) -> Result<i32, RouterError> {
+/// `priority`, if it is given.
+pub(super) fn priority(fields: &Fields<'_>) -> Result<Option<i32>, RouterError> {
     let priority = fields.integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?;
-    Ok(priority.and_then(|p| i32::try_from(p).ok()).unwrap_or(0))
+    Ok(priority.and_then(|p| i32::try_from(p).ok()))
 }
 
 /// A number of alternatives per token.

@@ -9,7 +9,7 @@ use super::fields::{Fields, invalid, token_ids};
 use super::json::kind;
 use super::limits::{PROMPTS_MAX, TOTAL_CHOICES_MAX};
 use super::unsupported::refuse_unsupported;
-use super::{Endpoint, MaxTokens, Prompt, Served, ValidRequest, sampling};
+use super::{Endpoint, MaxTokens, Prompt, Served, ValidRequest, sampling, structured};
 
 /// OpenAI's own default, vLLM's too.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -23,6 +23,7 @@ pub fn parse_completion(
     let fields = Fields::new(&body);
     let model = common::model(&fields, served.models)?;
     refuse_unsupported(&fields)?;
+    super::tools::refuse_forced(&fields)?;
     let (mut params, mut reply) = common::sampling_and_reply(&fields, model.tokenizer.vocab_size(), served)?;
     if fields.get("logprobs").is_some_and(Value::is_boolean) {
         return Err(fields.error("logprobs", "must be the number of alternatives here, not a boolean"));
@@ -51,6 +52,7 @@ pub fn parse_completion(
         max_tokens: explicit.map_or(MaxTokens::Default(DEFAULT_MAX_TOKENS), MaxTokens::Explicit),
         cache_salt: common::cache_salt(&fields)?,
         priority: common::priority(&fields)?,
+        structure: structured::structure(&fields)?,
         reply,
         model,
     })

@@ -93,9 +93,14 @@ impl<'a> Fields<'a> {
 
     /// An error about a field: `message` continues a sentence that begins with its name.
     pub(crate) fn error(&self, name: &str, message: impl std::fmt::Display) -> RouterError {
-        let path = format!("{}{}", self.prefix, echo(name));
+        let path = self.path(name);
         let message = format!("`{path}` {message}");
         invalid(path, message)
+    }
+
+    /// A field's name with what it stands in.
+    pub(crate) fn path(&self, name: &str) -> String {
+        format!("{}{}", self.prefix, echo(name))
     }
 
     fn typed<T>(

@@ -24,6 +24,12 @@ pub const LOGPROBS_MAX: u32 = 20;
 /// Messages of one chat.
 pub const MESSAGES_MAX: usize = 16_384;
 
+/// Tools of one request.
+pub const TOOLS_MAX: usize = 1024;
+
+/// Characters of a tool's name.
+pub const TOOL_NAME_CHARS_MAX: usize = 128;
+
 /// Bytes of `cache_salt`.
 pub const CACHE_SALT_BYTES_MAX: usize = 256;
 

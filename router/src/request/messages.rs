@@ -90,7 +90,11 @@ fn role(message: &Map<String, Value>, path: &str) -> Result<&'static str, Router
 
 /// True if the message calls tools. Arguments come as JSON text and templates want the object that it stands for.
 fn tool_calls(message: &mut Map<String, Value>, path: &str) -> Result<bool, RouterError> {
-    let Some(calls) = message.get_mut("tool_calls").filter(|v| !v.is_null()) else { return Ok(false) };
+    // Templates take the key alone for a call.
+    if message.get("tool_calls").is_some_and(|calls| calls.is_null() || calls == &Value::Array(Vec::new())) {
+        message.remove("tool_calls");
+    }
+    let Some(calls) = message.get_mut("tool_calls") else { return Ok(false) };
     let path = format!("{path}.tool_calls");
     let Value::Array(calls) = calls else {
         let message = format!("`{path}` must be an array, not {}", kind(calls));
@@ -109,7 +113,7 @@ fn tool_calls(message: &mut Map<String, Value>, path: &str) -> Result<bool, Rout
             function.insert("arguments".to_owned(), object);
         }
     }
-    Ok(!calls.is_empty())
+    Ok(true)
 }
 
 /// Text parts, a line feed between them, as vLLM joins them.
@@ -149,32 +153,6 @@ fn part_text<'a>(part: &'a Map<String, Value>, prefix: &str) -> Result<&'a str, 
     }
 }
 
-/// `tools`, checked for the shape that templates read; null if there are none.
-pub(super) fn tools(value: Option<Value>) -> Result<Value, RouterError> {
-    let list = match value {
-        None | Some(Value::Null) => return Ok(Value::Null),
-        Some(Value::Array(list)) if list.is_empty() => return Ok(Value::Null),
-        Some(Value::Array(list)) => list,
-        Some(other) => {
-            return Err(invalid(
-                "tools".to_owned(),
-                format!("`tools` must be an array, not {}", kind(&other)),
-            ));
-        }
-    };
-    for (at, tool) in list.iter().enumerate() {
-        let is_function = tool.get("type").and_then(Value::as_str) == Some("function");
-        let named = tool.pointer("/function/name").is_some_and(Value::is_string);
-        if !(is_function && named) {
-            let path = format!("tools[{at}]");
-            let message =
-                format!("`{path}` must be {{\"type\": \"function\", \"function\": {{\"name\": ..}}}}");
-            return Err(invalid(path, message));
-        }
-    }
-    Ok(Value::Array(list))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -210,6 +188,18 @@ mod tests {
             json!([{"role": "assistant", "tool_calls": call(json!("not json"))}]),
             json!([{"role": "assistant", "tool_calls": call(json!("not json")), "content": null}]),
         );
+        check(
+            json!([{"role": "assistant", "tool_calls": call(json!(""))}, {"role": "tool", "tool_call_id": "1",
+                    "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]),
+            json!([{"role": "assistant", "tool_calls": call(json!({})), "content": null},
+                   {"role": "tool", "tool_call_id": "1", "content": "a\nb"}]),
+        );
+        for none in [json!([]), json!(null)] {
+            check(
+                json!([{"role": "assistant", "content": "", "tool_calls": none}]),
+                json!([{"role": "assistant", "content": ""}]),
+            );
+        }
     }
 
     #[test]

@@ -7,8 +7,13 @@ pub(crate) mod fields;
 mod json;
 pub mod limits;
 mod messages;
+mod restrict;
 mod sampling;
+pub(crate) mod structured;
 mod text;
+mod thoughts;
+mod tool_prompt;
+mod tools;
 mod unsupported;
 
 #[cfg(test)]
@@ -19,11 +24,14 @@ use std::sync::Arc;
 use serde_json::Value;
 use thalweg_proto::v1;
 
+use crate::config::Surface;
 use crate::models::{ModelEntry, Models};
+use crate::output::reader::Reading;
 
 pub use chat::parse_chat;
 pub use completion::parse_completion;
 pub use json::parse_object;
+use structured::Structure;
 pub use text::{DetokenizeRequest, TokenizeRequest, parse_detokenize, parse_tokenize};
 
 /// What requests are checked against.
@@ -32,6 +40,8 @@ pub struct Served<'a> {
     pub models: &'a Models,
     /// Largest `n`.
     pub choices_max: u32,
+    /// How answers are read.
+    pub surface: &'a Surface,
     /// Draws the seed of a request that brings none.
     pub draw_seed: &'a dyn Fn() -> u64,
 }
@@ -43,6 +53,16 @@ pub enum Endpoint {
     Chat,
     /// `POST /v1/completions`.
     Completions,
+}
+
+impl Endpoint {
+    /// As metrics and records call it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completions => "completions",
+        }
+    }
 }
 
 /// What stands before the first output token.
@@ -80,8 +100,10 @@ pub struct ValidRequest {
     sampling: v1::SamplingParams,
     max_tokens: MaxTokens,
     cache_salt: String,
-    priority: i32,
+    /// None: not given.
+    priority: Option<i32>,
     reply: ReplyOptions,
+    structure: Option<Structure>,
 }
 
 /// How many tokens each choice may have.
@@ -106,6 +128,8 @@ pub struct ReplyOptions {
     /// Asked for by the client; `echo` makes the worker send prompt logprobs too.
     pub(crate) logprobs: Option<u32>,
     pub(crate) prompt_logprobs: Option<u32>,
+    /// What to look for in the text.
+    pub(crate) reading: Reading,
 }
 
 impl ValidRequest {
@@ -146,7 +170,12 @@ impl ValidRequest {
 
     /// Lower runs earlier.
     pub fn priority(&self) -> i32 {
-        self.priority
+        self.priority.unwrap_or(0)
+    }
+
+    /// What the answer must be a text of.
+    pub(crate) fn structure(&self) -> Option<&Structure> {
+        self.structure.as_ref()
     }
 
     /// How to put the answer together.

@@ -1,6 +1,7 @@
 //! Bodies that are refused, and what those that are not become.
 
 use serde_json::{Value, json};
+use thalweg_model::grammar::GrammarSource;
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 
@@ -11,7 +12,7 @@ use crate::tokenize::{TokenizedPrompt, tokenize_request};
 
 fn parse(endpoint: Endpoint, body: &Value) -> Result<ValidRequest, RouterError> {
     let models = models();
-    let served = Served { models: &models, choices_max: 128, draw_seed: &|| 7 };
+    let served = Served { models: &models, choices_max: 128, surface: &Surface::default(), draw_seed: &|| 7 };
     let object = parse_object(body.to_string().as_bytes())?;
     match endpoint {
         Endpoint::Chat => parse_chat(object, &served),
@@ -105,12 +106,8 @@ fn sampling_fields_out_of_range_are_refused_by_name() {
 fn what_is_not_served_is_refused_and_never_ignored() {
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
         let check = |changes, param| check_refused(endpoint, changes, param, "");
-        check(json!({"response_format": {"type": "json_object"}}), "response_format");
-        check(json!({"response_format": {"type": "json_schema", "json_schema": {}}}), "response_format");
         check(json!({"response_format": "json"}), "response_format");
-        check(json!({"guided_json": {}}), "guided_json");
-        check(json!({"guided_regex": "a*"}), "guided_regex");
-        check(json!({"structured_outputs": {"choice": ["a"]}}), "structured_outputs");
+        check(json!({"structural_tag": {}}), "structural_tag");
         check(json!({"tool_choice": "required"}), "tool_choice");
         check(json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}), "tool_choice");
         check(json!({"best_of": 2}), "best_of");
@@ -124,6 +121,41 @@ fn what_is_not_served_is_refused_and_never_ignored() {
             json!({"tool_choice": "auto", "unknown_field": [1, 2], "user": "ann", "temperature": null}),
         );
     }
+}
+
+#[test]
+fn an_answer_is_constrained_behind_thoughts() {
+    let model = crate::test_support::entry("tiny", true);
+    let accepts = |source: &GrammarSource, begun: bool, text: &str| {
+        let source = source.behind_thoughts(begun).expect("can stand behind thoughts");
+        let grammar =
+            model.tokenizer.grammars().and_then(|grammars| grammars.compile(&source)).expect("compiles");
+        let mut matcher = grammar.matcher();
+        let ids: Vec<u32> = text.bytes().map(u32::from).collect();
+        matcher.consume(&ids).is_ok() && matcher.is_accepting()
+    };
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+                        "additionalProperties": false});
+    let sources = [
+        (GrammarSource::JsonSchema(schema.to_string()), r#"{"a": 1}"#, r#"{"b": 1}"#),
+        (GrammarSource::JsonObject, r#"{"b": []}"#, "[]"),
+        (GrammarSource::Regex("a/b+\\n?".to_owned()), "a/bb", "ab"),
+        (GrammarSource::Choice(vec!["yes \"".to_owned(), "žluť".to_owned()]), "žluť", "no"),
+    ];
+    for (source, right, wrong) in sources {
+        let check = |begun, text: &str, expected| {
+            assert_eq!(accepts(&source, begun, text), expected, "{source:?} {text}")
+        };
+        check(true, &format!("hm, {{\n大阪</think>\n\n{right}"), true);
+        check(true, &format!("</think>{right}"), true);
+        check(true, &format!("hm</think>\n\n{wrong}"), false);
+        check(true, right, false);
+        check(false, &format!("<think>\nhm\n</think>\n\n{right}"), true);
+        check(false, right, true);
+        check(false, wrong, false);
+        check(false, &format!("hm</think>{right}"), false);
+    }
+    assert_eq!(GrammarSource::Lark("start: \"a\"".to_owned()).behind_thoughts(true), None);
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub fn parse_tokenize(mut body: Map<String, Value>, models: &Models) -> Result<T
         (Some(other), _) => {
             return Err(fields.error("prompt", format!("must be a string, not {}", kind(&other))));
         }
-        (None, true) => Prompt::Chat(chat(values, &fields, &model)?),
+        (None, true) => Prompt::Chat(chat(values, &fields, &model)?.0),
         (None, false) => return Err(fields.error("prompt", "is missing; send `prompt` or `messages`")),
     };
     let return_token_strs = fields.boolean("return_token_strs")?.unwrap_or(false);

@@ -19,15 +19,6 @@ pub(super) fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), RouterError>
 fn reason(name: &str, value: &Value) -> Option<&'static str> {
     let is_on = value != &Value::Bool(false);
     match name {
-        "response_format" => match value.get("type").and_then(Value::as_str) {
-            Some("text") => None,
-            Some(_) => Some("of this type is not supported yet; only {\"type\": \"text\"} is"),
-            None => Some("must be an object with a `type`, such as {\"type\": \"text\"}"),
-        },
-        "tool_choice" => match value.as_str() {
-            Some("none" | "auto") => None,
-            _ => Some("must be \"auto\" or \"none\"; forced tool calls are not supported yet"),
-        },
         "best_of" => (value.as_u64() != Some(1)).then_some("is not supported; use `n`"),
         "functions" | "function_call" => Some("is not supported; use `tools` and `tool_choice`"),
         "suffix" => (value.as_str() != Some("")).then_some("is not supported; send the whole prompt"),
@@ -42,10 +33,9 @@ fn reason(name: &str, value: &Value) -> Option<&'static str> {
         "bad_words" | "allowed_token_ids" => {
             (value != &serde_json::json!([])).then_some("is not supported yet; use `logit_bias`")
         }
-        "structured_outputs" | "structural_tag" | "documents" | "thinking_token_budget" => {
+        "structural_tag" | "documents" | "thinking_token_budget" => {
             Some("is not supported yet; leave it out")
         }
-        guided if guided.starts_with("guided_") => Some("is not supported yet; leave it out"),
         _ => None,
     }
 }

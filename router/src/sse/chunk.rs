@@ -121,6 +121,15 @@ impl ChunkWriter {
         out.extend_from_slice(b"}\n\n");
     }
 
+    /// A chunk of a chat whose delta is something else than content.
+    pub(super) fn delta(&self, out: &mut Vec<u8>, index: usize, delta: &impl Serialize) {
+        self.open(out, index);
+        out.extend_from_slice(b"\"delta\":");
+        json(out, delta);
+        out.extend_from_slice(b",\"logprobs\":null,\"finish_reason\":null}");
+        out.extend_from_slice(self.suffix);
+    }
+
     fn open(&self, out: &mut Vec<u8>, index: usize) {
         out.extend_from_slice(&self.prefix);
         out.extend_from_slice(b"{\"index\":");

@@ -66,7 +66,7 @@ fn chunks_have_openais_shapes() {
     let length = |w: &ChunkWriter, out: &mut Vec<u8>| w.finish(out, 1, "length", &None::<u32>);
     check(length, Endpoint::Completions, false, json!({"choices": finish}));
 
-    let usage = Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 2 };
+    let usage = Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 2, ..Usage::default() };
     let expected = json!({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5,
                                                    "prompt_tokens_details": {"cached_tokens": 1}}});
     check(|w, out| w.usage(out, &usage), Endpoint::Chat, true, expected);

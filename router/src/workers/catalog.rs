@@ -9,6 +9,7 @@ use bytes::Bytes;
 use super::Worker;
 use super::health::HealthState;
 use super::tokenizers::Tokenizers;
+use crate::dialect::Dialect;
 use crate::models::ModelEntry;
 
 /// The table of models. A name belongs to one fingerprint at a time: the one that it has, as long as a worker of it
@@ -42,6 +43,7 @@ pub(super) fn of_workers(
             created,
             fingerprint,
             tokenizer,
+            dialect: Dialect::of(template.as_deref()),
             template,
             max_model_len,
             block_tokens,

@@ -49,6 +49,11 @@ struct Inner {
 }
 
 impl Worker {
+    /// It says that it knows this part of the protocol.
+    pub(crate) fn has_feature(&self, name: &str) -> bool {
+        self.about.features.iter().any(|feature| feature == name)
+    }
+
     pub(super) fn new(
         about: v1::DescribeResponse,
         address: GrpcAddress,

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use thalweg_proto::code::ErrorCode;
+use thalweg_proto::v1;
+use thalweg_router::dispatch::Tokenized;
 
-use crate::scripted_worker::Step;
-use crate::{read, stage};
+use crate::scripted_worker::{Step, about};
+use crate::{Stage, config, read, stage, stage_of};
 
 #[tokio::test]
 async fn before_the_first_token_another_worker_is_tried() {
@@ -43,6 +45,28 @@ async fn a_worker_that_dies_before_the_first_token_is_replaced() {
     let generation = dispatch.await.unwrap().unwrap();
     assert_ne!(generation.worker().as_str(), format!("w{first}"));
     assert_eq!(read(generation).await, (vec![0, 1, 2], Ok(())));
+}
+
+/// A worker that does not know grammars would answer whatever it likes: it is not asked.
+#[tokio::test]
+async fn constrained_requests_go_only_where_grammars_are_known() {
+    let grammar = v1::Grammar { source: Some(v1::grammar::Source::Regex("a+".to_owned())) };
+    let constrained =
+        |stage: &Stage| Tokenized { grammar: Some(Arc::new(grammar.clone())), ..stage.request(3) };
+    let knows = v1::DescribeResponse { features: vec!["grammar".to_owned()], ..about("w1") };
+    let stage = stage_of(config(), vec![about("w0"), knows], Vec::new()).await;
+    for _ in 0..6 {
+        let generation = stage.router.state().dispatcher.dispatch(constrained(&stage)).await.unwrap();
+        assert_eq!(generation.worker().as_str(), "w1");
+        assert_eq!(read(generation).await.1, Ok(()));
+    }
+    assert!(stage.scene.seen().iter().all(|(_, request)| request.grammar.as_ref() == Some(&grammar)));
+    let old = stage_of(config(), vec![about("w0")], Vec::new()).await;
+    let error = old.router.state().dispatcher.dispatch(constrained(&old)).await.err().unwrap();
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    assert!(error.message.contains("grammars"), "{error}");
+    assert!(old.scene.seen().is_empty());
+    assert_eq!(read(old.dispatch(3).await.unwrap()).await, (vec![0, 1, 2], Ok(())), "plain text is served");
 }
 
 #[tokio::test]

@@ -75,6 +75,7 @@ impl Stage {
             model: self.router.state().models.get("tiny").unwrap(),
             prompt_ids: (0..100).collect(),
             sampling: v1::SamplingParams { max_tokens, ..Default::default() },
+            grammar: None,
             n: 1,
             tenant: "default".to_owned(),
             scope: v1::CacheScope { scope: "default".to_owned(), salt: String::new() },

@@ -6,15 +6,19 @@ mod speaking_worker;
 #[path = "../support/tokenizer.rs"]
 mod tokenizer;
 
+mod auth;
 mod bad_input;
 mod connections;
 mod endpoints;
 mod going_away;
 mod logprobs;
+mod openapi;
 mod overload;
+mod reasoning;
 mod replies;
 mod resume;
 mod streams;
+mod tools;
 
 use std::sync::Arc;
 

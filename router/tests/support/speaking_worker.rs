@@ -251,6 +251,7 @@ impl Worker for Service {
             kv_blocks_total: 1000,
             protocol_min: 1,
             protocol_max: 1,
+            features: vec!["grammar".to_owned()],
             hardware: "test".to_owned(),
             version: "0".to_owned(),
             profile: Some(Rates {

@@ -1,7 +1,7 @@
 //! What a device does for a forward pass. Operations have the grain of a fused kernel, enqueue only and read nothing back;
 //! the pass itself is written once, in `runner/forward.rs`, over this trait.
 
-use crate::plan::{BlockId, StepOutput, StepPlan};
+use crate::plan::{BlockId, StepMasks, StepOutput, StepPlan};
 
 #[allow(
     unsafe_code,
@@ -20,6 +20,12 @@ pub trait Backend: Send {
     fn begin(&mut self, plan: &StepPlan) -> Result<(), BackendError>;
     /// Runs the step that was begun as one that was recorded before; false: its operations have to be enqueued one by one.
     fn replay(&mut self) -> bool {
+        false
+    }
+    /// What may be drawn in the begun step's constrained rows; before the first `sample`, if it has such rows.
+    fn set_masks(&mut self, masks: StepMasks) -> Result<(), BackendError>;
+    /// Draws as a step that was recorded before; false: they have to be enqueued one by one.
+    fn replay_draws(&mut self) -> bool {
         false
     }
     /// Residual stream from token ids.

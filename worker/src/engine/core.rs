@@ -15,7 +15,7 @@ use super::live::{self, LiveRequest, Opened};
 use super::load::{Counters, KvUsage, LoadSnapshot, Observations};
 use super::rates::RateMeter;
 use super::request::{ChoiceDelta, EngineEvent, EngineRequest};
-use crate::plan::{StepOutput, StepPlan};
+use crate::plan::{StepMasks, StepOutput, StepPlan};
 use crate::scheduler::{Scheduler, StepMismatch};
 
 /// All state of an engine but the device's.
@@ -137,6 +137,19 @@ impl EngineCore {
             self.deliveries.push(delivery);
         }
         Ok(())
+    }
+
+    /// What may be drawn in the constrained rows of the oldest step in flight, once, if it has any.
+    pub(super) fn masks(&mut self) -> Option<StepMasks> {
+        self.scheduler.masks()
+    }
+
+    /// Ends one request, all its choices, with an error.
+    fn fail_one(&mut self, ticket: Ticket, refusal: Refusal) {
+        let Some(mut live) = self.requests.remove(&ticket) else { return };
+        let (_, keys) = live.abort(&mut self.ledger);
+        keys.into_iter().for_each(|key| self.scheduler.abort(key));
+        self.deliveries.push(Delivery { ticket, to: live.events, event: Err(refusal), is_last: true });
     }
 
     /// Ends every request with an error; whatever it had streamed stays valid.

@@ -49,6 +49,12 @@ pub enum Refusal {
         /// What is wrong with it.
         reason: String,
     },
+    /// The grammar led to where it cannot be followed.
+    #[error("grammar cannot be followed any further: {reason}; change it, or ask for plain text")]
+    Grammar {
+        /// Why.
+        reason: String,
+    },
     /// No room for a single output token.
     #[error(
         "prompt and output so far have {tokens} tokens; with one more to put out, the context holds {limit}"
@@ -73,7 +79,7 @@ impl Refusal {
         match self {
             Self::Overloaded { .. } | Self::Backlogged { .. } => ErrorCode::Overloaded,
             Self::Draining => ErrorCode::Draining,
-            Self::InvalidRequest { .. } => ErrorCode::InvalidRequest,
+            Self::InvalidRequest { .. } | Self::Grammar { .. } => ErrorCode::InvalidRequest,
             Self::ContextLengthExceeded { .. } => ErrorCode::ContextLengthExceeded,
             Self::Unavailable { .. } => ErrorCode::Unavailable,
         }

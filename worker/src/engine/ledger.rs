@@ -33,7 +33,7 @@ impl Ledger {
     /// `since_first`: from its first token, of `tokens` put out here, to its last.
     pub(super) fn choice_finished(&mut self, reason: FinishReason, tokens: usize, since_first: Duration) {
         match reason {
-            FinishReason::Stop => self.counters.finished_stop += 1,
+            FinishReason::Stop | FinishReason::Complete => self.counters.finished_stop += 1,
             FinishReason::Length => self.counters.finished_length += 1,
             FinishReason::Abort => self.counters.finished_abort += 1,
         }

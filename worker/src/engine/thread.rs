@@ -100,6 +100,7 @@ impl EngineThread {
                 Ok(step) => self.in_flight.push_back(step),
                 Err(error) => return Err(self.cause_of(error).into()),
             }
+            self.provide_masks()?;
         }
         Ok(())
     }
@@ -114,6 +115,16 @@ impl EngineThread {
         if let Some(step) = self.in_flight.pop_front() {
             let output = self.runner.collect(step)?;
             self.core.complete(output, self.now())?;
+            self.provide_masks()?;
+        }
+        Ok(())
+    }
+
+    /// All before the oldest step in flight is known now: what its constrained rows may draw follows, while the device is at
+    /// work on their logits.
+    fn provide_masks(&mut self) -> Result<(), EngineFault> {
+        if let (Some(step), Some(masks)) = (self.in_flight.front(), self.core.masks()) {
+            self.runner.provide_masks(*step, masks)?;
         }
         Ok(())
     }
@@ -143,8 +154,8 @@ impl EngineThread {
 
     /// Waits for the device before its memory goes.
     fn settle(&mut self) -> Result<(), EngineFault> {
-        while let Some(step) = self.in_flight.pop_front() {
-            self.runner.collect(step)?;
+        while !self.in_flight.is_empty() {
+            self.collect_step()?;
         }
         Ok(())
     }

@@ -3,10 +3,10 @@
 
 use std::collections::VecDeque;
 
-use super::forward::enqueue;
-use super::{Runner, STEPS_IN_FLIGHT_MAX, in_order};
+use super::forward::{enqueue, enqueue_draws};
+use super::{Runner, STEPS_IN_FLIGHT_MAX, in_order, is_oldest};
 use crate::backend::{Backend, BackendError};
-use crate::plan::{StepId, StepOutput, StepPlan};
+use crate::plan::{StepId, StepMasks, StepOutput, StepPlan};
 
 /// Enqueues steps on a device; after a failure every later call fails.
 pub struct DeviceRunner<B> {
@@ -46,6 +46,14 @@ impl<B: Backend> Runner for DeviceRunner<B> {
         self.next = StepId(step.0 + 1);
         self.in_flight.push_back(step);
         Ok(step)
+    }
+
+    fn provide_masks(&mut self, step: StepId, masks: StepMasks) -> Result<(), BackendError> {
+        self.sound()?;
+        is_oldest(&self.in_flight, step)?;
+        let enqueued = enqueue_draws(&mut self.device, masks);
+        self.failed = enqueued.is_err();
+        enqueued
     }
 
     fn collect(&mut self, step: StepId) -> Result<StepOutput, BackendError> {

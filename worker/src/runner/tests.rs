@@ -36,6 +36,11 @@ impl Backend for Fake {
         if self.token == REFUSED { Err(refused) } else { Ok(()) }
     }
 
+    fn set_masks(&mut self, masks: StepMasks) -> Result<(), BackendError> {
+        self.note(format!("{} masks", masks.0.len()));
+        Ok(())
+    }
+
     fn embed(&mut self) {
         self.note("embed");
     }
@@ -92,7 +97,30 @@ fn plan(token: u32) -> StepPlan {
         tables: Default::default(),
         want: Want::Nothing,
     };
-    StepPlan { slots: Vec::new(), rows: vec![row] }
+    StepPlan { rows: vec![row], ..StepPlan::default() }
+}
+
+/// Only the first draw waits: masks that come late hold up nothing before it.
+#[test]
+fn masks_come_between_logits_and_draw() {
+    let (mut runner, heard) = runner();
+    let step = runner.submit(StepPlan { constrained: vec![0], ..plan(1) }).expect("room");
+    while heard.recv().expect("a note") != "logits 0" {}
+    assert!(heard.try_recv().is_err(), "it waits");
+    runner.provide_masks(StepId(7), StepMasks::default()).expect_err("of another step");
+    runner.provide_masks(step, StepMasks(vec![None])).expect("masks in time");
+    runner.collect(step).expect("a step");
+    drop(runner);
+    assert_eq!(heard.iter().collect::<Vec<_>>().join(", "), "1 masks, sample 0, logits 1, sample 1, finish");
+}
+
+#[test]
+fn a_runner_that_waits_for_masks_can_be_dropped() {
+    let (mut runner, heard) = runner();
+    runner.submit(StepPlan { constrained: vec![0], ..plan(1) }).expect("room");
+    while heard.recv().expect("a note") != "logits 0" {}
+    drop(runner);
+    assert_eq!(heard.iter().count(), 0, "nothing is drawn");
 }
 
 #[test]

@@ -10,6 +10,8 @@ use crate::plan::{Logprobs, RowOutput, StepOutput};
 pub enum FinishReason {
     /// Its last token is one of `SamplingParams::end_ids`.
     Stop,
+    /// Its grammar is complete: nothing may follow its last token, which is part of the text.
+    Complete,
     /// max_tokens, or the context's end.
     Length,
     /// Aborted.
@@ -38,6 +40,8 @@ pub struct Update {
     pub tokens: Vec<Logprobs>,
     /// It has ended.
     pub finish: Option<FinishReason>,
+    /// It cannot go on, and says why; its request fails.
+    pub failure: Option<String>,
     /// All of the prompt's, when the last of them came with this step.
     pub prompt_logprobs: Option<Vec<Logprobs>>,
 }
@@ -77,7 +81,7 @@ impl Scheduler {
         running.rows_in_flight -= 1;
         running.samples_in_flight -= usize::from(record.samples);
         let update = if running.leaving == Some(Leaving::Over) { None } else { running.accept(row) };
-        if update.as_ref().is_some_and(|u| u.finish.is_some()) {
+        if update.as_ref().is_some_and(|u| u.finish.is_some() || u.failure.is_some()) {
             running.leaving = Some(Leaving::Over);
         }
         // A row in flight may be writing the block's last token.
@@ -107,23 +111,38 @@ impl RowRecord {
 }
 
 impl Running {
-    fn accept(&mut self, row: RowOutput) -> Option<Update> {
+    fn accept(&mut self, mut row: RowOutput) -> Option<Update> {
+        if self.sequence.constraint.as_ref().is_some_and(|constraint| !constraint.is_open()) {
+            // Drawn without a mask, for nobody.
+            row.sampled.clear();
+        }
+        let stopped = row.sampled.iter().any(|sampled| self.takes_as_end(sampled.token));
         let sequence = &mut self.sequence;
+        let (mut complete, mut failure) = (false, None);
+        if let Some(constraint) = &mut sequence.constraint {
+            if !stopped {
+                row.sampled.iter().for_each(|sampled| constraint.consume(&[sampled.token]));
+            }
+            (complete, failure) = (constraint.is_complete(), constraint.failure().map(str::to_owned));
+        }
+        if failure.is_some() {
+            row.sampled.clear();
+        }
         if let Some(logprobs) = &mut sequence.prompt_logprobs {
             logprobs.got.extend(row.prompt);
         }
         let prompt_logprobs = sequence.take_prompt_logprobs();
-        let stopped = row.sampled.iter().any(|sampled| self.takes_as_end(sampled.token));
-        let sequence = &mut self.sequence;
         sequence.tokens.extend(row.sampled.iter().map(|sampled| sampled.token));
         let is_full = sequence.output_len() >= sequence.output_max && !sequence.wants_prompt_logprobs();
-        let finish = match (stopped, is_full) {
+        let finish = match (stopped, complete) {
             (true, _) => Some(FinishReason::Stop),
-            (false, true) => Some(FinishReason::Length),
-            (false, false) => None,
+            (false, true) => Some(FinishReason::Complete),
+            (false, false) => is_full.then_some(FinishReason::Length),
         };
-        let is_news = finish.is_some() || prompt_logprobs.is_some() || !row.sampled.is_empty();
-        is_news.then_some(Update { key: sequence.key, tokens: row.sampled, finish, prompt_logprobs })
+        let finish = finish.filter(|_| failure.is_none());
+        let is_news =
+            finish.is_some() || failure.is_some() || prompt_logprobs.is_some() || !row.sampled.is_empty();
+        is_news.then_some(Update { key: sequence.key, tokens: row.sampled, finish, failure, prompt_logprobs })
     }
 
     /// The next output token ends the sequence. Before min_tokens the sampler masks these ids.

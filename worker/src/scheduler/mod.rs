@@ -5,6 +5,8 @@
 
 mod admission;
 mod completion;
+mod constraint;
+mod masks;
 mod rows;
 mod sequence;
 

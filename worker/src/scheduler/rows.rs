@@ -32,6 +32,8 @@ pub struct Started {
 pub(super) struct StepRecord {
     pub(super) number: u64,
     pub(super) rows: Vec<RowRecord>,
+    /// Masks of its constrained rows are still to come.
+    pub(super) wants_masks: bool,
     pub(super) prefill_tokens: usize,
     pub(super) decode_rows: usize,
 }
@@ -41,6 +43,8 @@ pub(super) struct StepRecord {
 pub(super) struct RowRecord {
     pub(super) key: SequenceKey,
     pub(super) samples: bool,
+    /// Its draw waits for a mask.
+    pub(super) constrained: bool,
     /// Prompt logprobs.
     pub(super) targets: usize,
     /// With it a block of known tokens is full.
@@ -71,7 +75,13 @@ impl StepBuilder {
         Self {
             plan: StepPlan::default(),
             started: Vec::new(),
-            record: StepRecord { number, rows: Vec::new(), prefill_tokens: 0, decode_rows: 0 },
+            record: StepRecord {
+                number,
+                rows: Vec::new(),
+                wants_masks: false,
+                prefill_tokens: 0,
+                decode_rows: 0,
+            },
             named_block_tokens,
             prefill_left: token_budget,
             logit_rows_left: PROMPT_LOGPROB_TOKENS_MAX,
@@ -120,8 +130,14 @@ impl StepBuilder {
         running.computed += len;
         running.rows_in_flight += 1;
         running.samples_in_flight += usize::from(samples);
+        let constrained = samples && running.sequence.constraint.is_some();
+        if constrained {
+            self.record.wants_masks = true;
+            self.plan.constrained.push(self.plan.rows.len());
+        }
         let fills_block = self.named_block_tokens.is_some_and(|tokens| running.has_new_block(tokens));
-        self.record.rows.push(RowRecord { key: running.sequence.key, samples, targets, fills_block });
+        let key = running.sequence.key;
+        self.record.rows.push(RowRecord { key, samples, constrained, targets, fills_block });
         let tables = running.blocks.tables();
         let (slot, adapter) = (running.slot, running.sequence.adapter);
         self.plan.rows.push(Row { slot, adapter, input, context: context as u32, tables, want });

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use thalweg_proto::block_hash::{self, BlockHash};
 
+use super::constraint::Constraint;
 use crate::kv::{Parent, SequenceBlocks};
 use crate::plan::{AdapterSlot, Logprobs, SlotId, SlotInit, Want};
 use crate::sampling::SamplingParams;
@@ -58,6 +59,8 @@ pub(super) struct Sequence {
     pub(super) prompt_logprobs: Option<PromptLogprobs>,
     pub(super) leader: Option<SequenceKey>,
     pub(super) preemptions: u32,
+    /// Behind every token of the output.
+    pub(super) constraint: Option<Constraint>,
 }
 
 /// Logprobs of the prompt, as far as they have come.
@@ -75,6 +78,7 @@ impl Sequence {
         tokens.extend_from_slice(&new.output);
         let prompt_logprobs =
             new.prompt_logprobs.map(|top| PromptLogprobs { top, got: Vec::new(), complete: false });
+        let constraint = new.sampling.grammar.as_ref().map(|grammar| Constraint::new(grammar, &new.output));
         Self {
             key: new.key,
             prompt: new.prompt,
@@ -87,6 +91,7 @@ impl Sequence {
             prompt_logprobs,
             leader: new.leader,
             preemptions: 0,
+            constraint,
         }
     }
 

@@ -3,6 +3,7 @@
 mod channels;
 mod faulty;
 mod generate;
+mod grammar;
 mod load;
 mod parse;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 pub(crate) use channels::Channels;
+pub(crate) use grammar::GrammarCompiler;
 pub use parse::{CHOICES_MAX, LOGPROBS_MAX, RequestError, ServedModel, parse};
 pub use server::GrpcError;
 pub(crate) use server::{GrpcListener, GrpcServer};
@@ -44,6 +46,7 @@ pub(crate) struct WorkerService {
     pub(crate) description: v1::DescribeResponse,
     /// JSON of the model's `TokenizerBundle`.
     pub(crate) tokenizer: Bytes,
+    pub(crate) grammars: GrammarCompiler,
     pub(crate) identity: Identity,
     pub(crate) counters: EventCounters,
     /// Through which routers get many requests' messages at once.
@@ -69,7 +72,7 @@ impl Worker for WorkerService {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
         let id = request.request_id.clone();
-        match self.start(request) {
+        match self.start(request).await {
             Ok(stream) => Ok(Response::new(match &self.faults {
                 None => Box::pin(stream),
                 Some(faults) => Box::pin(faulty::generate(stream, faults.clone(), self.model.vocab_size)),
@@ -140,12 +143,17 @@ impl Worker for WorkerService {
 }
 
 impl WorkerService {
-    fn start(&self, request: v1::GenerateRequest) -> Result<GenerateStream, Status> {
+    async fn start(&self, mut request: v1::GenerateRequest) -> Result<GenerateStream, Status> {
         if self.faults.as_ref().is_some_and(|faults| faults.now().refuse) {
             return Err(ErrorCode::Overloaded.status("the profile's faults refuse every request"));
         }
         let channel = self.channel_for(&request);
-        let request = parse(request, &self.model)?;
+        let grammar = request.grammar.take();
+        let mut request = parse(request, &self.model)?;
+        if let Some(grammar) = grammar {
+            let grammar = self.grammars.compile(grammar).await?;
+            Arc::make_mut(&mut request.sampling).grammar = Some(grammar);
+        }
         let streamed = StreamedRequest {
             attempt_id: request.attempt.0,
             first_token: request.prompt[0],

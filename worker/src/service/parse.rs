@@ -103,7 +103,7 @@ impl From<RequestError> for tonic::Status {
     }
 }
 
-/// Parses a request, or says what is wrong with it.
+/// Parses a request, or says what is wrong with it. Its grammar is compiled elsewhere: that takes time.
 pub fn parse(request: v1::GenerateRequest, model: &ServedModel) -> Result<EngineRequest, RequestError> {
     check_target(&request, model)?;
     let adapter = model.adapter(&request.adapter)?;
@@ -233,6 +233,7 @@ fn parse_sampling(wire: v1::SamplingParams, model: &ServedModel) -> Result<Sampl
         end_ids: end_ids(&wire, model),
         logprobs: wire.logprobs,
         logit_bias: parse_bias(wire.logit_bias, model)?,
+        grammar: None,
     })
 }
 

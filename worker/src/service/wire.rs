@@ -46,6 +46,7 @@ fn delta(delta: ChoiceDelta) -> v1::ChoiceDelta {
     let finish = match delta.finish {
         None => v1::FinishReason::Unspecified,
         Some(FinishReason::Stop) => v1::FinishReason::Stop,
+        Some(FinishReason::Complete) => v1::FinishReason::Complete,
         Some(FinishReason::Length) => v1::FinishReason::Length,
         Some(FinishReason::Abort) => v1::FinishReason::Abort,
     };

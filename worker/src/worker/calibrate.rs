@@ -80,7 +80,7 @@ fn step(sequences: usize, tokens: usize, config: &EngineConfig) -> StepPlan {
         tables: tables(slot, tokens, config),
         want: Want::Sample { output_index: 0 },
     });
-    StepPlan { slots: slots.collect(), rows: rows.collect() }
+    StepPlan { slots: slots.collect(), rows: rows.collect(), ..StepPlan::default() }
 }
 
 /// Blocks of one sequence, behind those of the ones before it.

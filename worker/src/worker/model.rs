@@ -13,6 +13,7 @@ use thalweg_model::chat_template::ChatTemplate;
 use thalweg_model::checkpoint::Checkpoint;
 use thalweg_model::config::{LayerKind, ModelConfig};
 use thalweg_model::error::ModelError;
+use thalweg_model::grammar::{Grammar, GrammarError, GrammarSource};
 use thalweg_model::tokenizer::TokenizerBundle;
 
 use super::StartError;
@@ -23,7 +24,7 @@ use crate::engine::{EngineConfig, MAX_WAITING_DEFAULT};
 use crate::kv::{FULL, KvBudget, SLIDING, plan_blocks};
 use crate::plan::KV_GROUPS;
 use crate::runner::Runner;
-use crate::service::ServedModel;
+use crate::service::{GrammarCompiler, ServedModel};
 
 /// Weights, and all that follows from model and flags alone.
 pub struct SharedModel {
@@ -32,6 +33,7 @@ pub struct SharedModel {
     plan: EngineConfig,
     served: ServedModel,
     tokenizer: Bytes,
+    grammars: GrammarCompiler,
     hardware: String,
 }
 
@@ -119,7 +121,9 @@ impl SharedModel {
             "model loaded"
         );
         let kv_dtype = kv_dtype(config.kv_cache_dtype);
-        Ok(Arc::new(Self { loaded, kv_dtype, plan, served, tokenizer: tokenizer.into(), hardware }))
+        let tokenizer = Bytes::from(tokenizer);
+        let grammars = GrammarCompiler::new(tokenizer.clone());
+        Ok(Arc::new(Self { loaded, kv_dtype, plan, served, tokenizer, grammars, hardware }))
     }
 
     /// Names that requests may use, the main one first.
@@ -153,6 +157,15 @@ impl SharedModel {
 
     pub(super) fn served(&self) -> &ServedModel {
         &self.served
+    }
+
+    /// A grammar over the model's vocabulary. Waits until it is compiled: never call it on a reactor.
+    pub fn compile_grammar(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+        self.grammars.compile_here(source)
+    }
+
+    pub(super) fn grammars(&self) -> GrammarCompiler {
+        self.grammars.clone()
     }
 
     pub(super) fn tokenizer_json(&self) -> Bytes {

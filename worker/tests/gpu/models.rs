@@ -75,7 +75,7 @@ fn cpu_runner(model: Arc<CpuModel>, slots: usize) -> ModelRunner {
 }
 
 pub(crate) fn run(runner: &mut impl Runner, slots: Vec<SlotInit>, rows: Vec<Row>) -> Vec<RowOutput> {
-    let step = runner.submit(StepPlan { slots, rows }).expect("a plan in order");
+    let step = runner.submit(StepPlan { slots, rows, ..StepPlan::default() }).expect("a plan in order");
     runner.collect(step).expect("a step that succeeds").rows
 }
 
@@ -149,6 +149,7 @@ fn outputs(model: &Arc<CudaModel>, config: CudaBackendConfig, deep: bool) -> Vec
                 row(slot, RowInput::LastSampled, context, Want::Sample { output_index: output })
             })
             .collect(),
+        ..StepPlan::default()
     };
     let mut in_flight = std::collections::VecDeque::new();
     for output in 1..24 {
@@ -258,7 +259,11 @@ fn broken_plans_are_refused() {
         let mut runner = runner(&model, CudaBackendConfig { graphs: false, ..config(2) });
         let mut row = good();
         change(&mut row);
-        let plan = StepPlan { slots: vec![start(0, SamplingParams::greedy())], rows: vec![row] };
+        let plan = StepPlan {
+            slots: vec![start(0, SamplingParams::greedy())],
+            rows: vec![row],
+            ..StepPlan::default()
+        };
         let error = runner.submit(plan).expect_err(part).to_string();
         assert!(error.contains(part), "{error:?} does not say {part:?}");
     };
@@ -282,8 +287,9 @@ fn a_hung_step_is_an_error() {
         CudaModel::load(&gpu, checkpoint.config(), &WeightSource::Checkpoint(&checkpoint)).expect("a model");
     let mut runner = runner(&model, CudaBackendConfig { step_timeout: Duration::ZERO, ..config(1) });
     let rows = vec![row(0, RowInput::Tokens(ids(500, 1, 320)), 0, Want::Nothing)];
-    let step =
-        runner.submit(StepPlan { slots: vec![start(0, SamplingParams::greedy())], rows }).expect("a plan");
+    let step = runner
+        .submit(StepPlan { slots: vec![start(0, SamplingParams::greedy())], rows, ..StepPlan::default() })
+        .expect("a plan");
     let error = runner.collect(step).expect_err("no time").to_string();
     assert!(error.contains("a kernel hangs"), "{error}");
     let after = runner.submit(StepPlan::default()).expect_err("its state is lost").to_string();

@@ -65,8 +65,9 @@ fn norms_of_wanted_rows() {
     let bench = Bench::new(64, KvDtype::Bf16);
     let (tokens, width) = (30, 576);
     let (x, weight) = (numbers(tokens * width, 1), halves(width, 2));
-    let rows: Vec<LogitRow> =
-        [3, 29, 0, 17].map(|token| LogitRow { token, slot: 0, target: -1, top: -1, output_index: -1 }).into();
+    let rows: Vec<LogitRow> = [3, 29, 0, 17]
+        .map(|token| LogitRow { token, slot: 0, target: -1, top: -1, output_index: -1, mask: -1 })
+        .into();
     let counts = counts(&bench, tokens, rows.len());
     let (on_gpu, on_gpu_weight, on_gpu_rows) = (bench.put(&x), bench.put(&weight), bench.put(&rows));
     let out = bench.poisoned((4 * width * 2) as u64);

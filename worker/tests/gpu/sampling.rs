@@ -97,10 +97,16 @@ impl Slots {
 
     /// Results of rows over their logits, and what became of the logits.
     fn sample(&self, rows: &[LogitRow], logits: &[f32]) -> Vec<Sampled> {
+        self.sample_masked(rows, logits, &[0])
+    }
+
+    /// The same under masks, one behind the other.
+    fn sample_masked(&self, rows: &[LogitRow], logits: &[f32], masks: &[u32]) -> Vec<Sampled> {
         let mut counts = [0i32; COUNTS];
         counts[N_LOGIT_ROWS] = rows.len() as i32;
         let b = &self.bench;
         let (counts, rows_at, logits_at) = (b.put(&counts), b.put(rows), b.put(logits));
+        let masks = b.put(masks);
         let out = b.poisoned((rows.len() * size_of::<Sampled>()) as u64);
         let args = SampleArgs {
             counts: counts.at(),
@@ -113,6 +119,7 @@ impl Slots {
             ends: self.ends.at(),
             last_token: self.last.at(),
             seen: self.seen.at(),
+            masks: masks.at(),
             out: out.at(),
         };
         // SAFETY: arrays of these shapes; the grid is larger than the count.
@@ -128,7 +135,7 @@ impl Slots {
 }
 
 fn draw(slot: i32, output_index: i32) -> LogitRow {
-    LogitRow { token: 0, slot, target: -1, top: -1, output_index }
+    LogitRow { token: 0, slot, target: -1, top: -1, output_index, mask: -1 }
 }
 
 const VOCABS: [usize; 4] = [320, 1000, 49_152, 262_144];
@@ -195,6 +202,59 @@ fn edits_decide_the_largest() {
     assert_eq!(slots.tokens(2, &rows), expected);
 }
 
+/// Whatever way it draws, a masked row yields what may be drawn, and its logprobs are those of all tokens.
+#[test]
+fn masks_decide_what_may_be_drawn() {
+    for vocab in VOCABS {
+        let words = vocab.div_ceil(32);
+        let allowed = [[vocab - 1, 31, 64], [0, 5, vocab - 2]];
+        let masks: Vec<u32> = allowed
+            .iter()
+            .flat_map(|ids| {
+                (0..words)
+                    .map(|w| ids.iter().filter(|id| *id / 32 == w).map(|id| 1 << (id % 32)).sum::<u32>())
+            })
+            .collect();
+        let ways = [
+            greedy(),
+            SlotParams { temperature: 0.8, ..greedy() },
+            SlotParams { temperature: 0.8, top_k: 50, ..greedy() },
+            SlotParams { temperature: 0.8, top_p: 0.9, ..greedy() },
+            SlotParams { temperature: 0.8, min_p: 0.05, ..greedy() },
+            SlotParams { temperature: 0.8, top_k: 2000, top_p: 0.9, frequency: 0.5, ..greedy() },
+        ];
+        let slots: Vec<Slot> =
+            ways.iter().map(|params| Slot { params: *params, ..Slot::default() }).collect();
+        let logits = numbers(vocab, 11);
+        for index in 0..20 {
+            let slots_on_gpu = Slots::new(vocab, &slots);
+            let row =
+                |slot: usize| LogitRow { top: 0, mask: slot as i32 % 3 - 1, ..draw(slot as i32, index) };
+            let rows: Vec<LogitRow> = (0..slots.len()).map(row).collect();
+            let all: Vec<f32> = rows.iter().flat_map(|_| logits.clone()).collect();
+            let free = slots_on_gpu
+                .sample(&rows.iter().map(|row| LogitRow { mask: -1, ..*row }).collect::<Vec<_>>(), &all);
+            let slots_on_gpu = Slots::new(vocab, &slots);
+            let results = slots_on_gpu.sample_masked(&rows, &all, &masks);
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let sum: f64 = logits.iter().map(|x| f64::from(x - largest).exp()).sum();
+            for (row, (result, free)) in rows.iter().zip(results.iter().zip(&free)) {
+                let token = result.token as usize;
+                match usize::try_from(row.mask) {
+                    Ok(mask) => assert!(allowed[mask].contains(&token), "{vocab} {row:?} {token}"),
+                    Err(_) => assert_eq!(result.token, free.token, "{vocab} {row:?}"),
+                }
+                let logprob = f64::from(logits[token] - largest) - sum.ln();
+                assert!((f64::from(result.logprob) - logprob).abs() < 1e-4, "{vocab} {row:?} {result:?}");
+            }
+            let greedy = logits[allowed[0][0]].max(logits[allowed[0][1]]).max(logits[allowed[0][2]]);
+            let masked =
+                slots_on_gpu.sample_masked(&[LogitRow { mask: 0, ..draw(0, index) }], &logits, &masks);
+            assert_eq!(logits[masked[0].token as usize], greedy, "{vocab}");
+        }
+    }
+}
+
 #[test]
 fn drawn_tokens_count_for_penalties() {
     let vocab = 320;
@@ -215,10 +275,11 @@ fn logprobs_ranks_and_alternatives() {
         let logits: Vec<f32> = numbers(vocab, 9).into_iter().map(|x| 8.0 * x).collect();
         let slots = Slots::new(vocab, &[Slot { params: greedy(), ..Slot::default() }]);
         let targets = [0, 77, vocab as i32 - 1];
-        let mut rows: Vec<LogitRow> =
-            targets.map(|target| LogitRow { token: 0, slot: 0, target, top: 5, output_index: -1 }).into();
-        rows.push(LogitRow { token: 0, slot: 0, target: -1, top: 20, output_index: 0 });
-        rows.push(LogitRow { token: 0, slot: 0, target: 7, top: 0, output_index: 1 });
+        let mut rows: Vec<LogitRow> = targets
+            .map(|target| LogitRow { token: 0, slot: 0, target, top: 5, output_index: -1, mask: -1 })
+            .into();
+        rows.push(LogitRow { token: 0, slot: 0, target: -1, top: 20, output_index: 0, mask: -1 });
+        rows.push(LogitRow { token: 0, slot: 0, target: 7, top: 0, output_index: 1, mask: -1 });
         let all: Vec<f32> = rows.iter().flat_map(|_| logits.clone()).collect();
         let results = slots.sample(&rows, &all);
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -10,6 +10,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use thalweg_model::checkpoint::Checkpoint;
 use thalweg_model::config::{LayerKind, ModelConfig};
+use thalweg_model::grammar::Grammar;
+use thalweg_model::tokenizer::Tokenizer;
 use thalweg_worker::backend::cpu::linear::Compute;
 use thalweg_worker::backend::cpu::{BLOCK_TOKENS, CpuBackend, CpuBackendConfig, CpuModel, KvDtype};
 use thalweg_worker::kv::{KvConfig, blocks_per_sequence};
@@ -17,6 +19,7 @@ use thalweg_worker::runner::{ModelRunner, Runner};
 use thalweg_worker::sampling::SamplingParams;
 use thalweg_worker::scheduler::{FinishReason, NewSequence, Scheduler, SchedulerConfig};
 
+use crate::grammars;
 use crate::properties::drive;
 use crate::workload::{Answer, Oracle, RequestSource, Simulation};
 
@@ -72,6 +75,9 @@ pub(crate) fn alone(config: SchedulerConfig, runner: &mut impl Runner, new: &New
     let mut answer = Answer { tokens: Vec::new(), finish: FinishReason::Abort, prompt_logprobs: None };
     while let Some(planned) = scheduler.plan() {
         let step = runner.submit(planned.plan).unwrap();
+        if let Some(masks) = scheduler.masks() {
+            runner.provide_masks(step, masks).unwrap();
+        }
         for update in scheduler.complete(runner.collect(step).unwrap()).unwrap().updates {
             answer.tokens.extend(update.tokens);
             answer.finish = update.finish.unwrap_or(answer.finish);
@@ -102,7 +108,12 @@ pub(crate) fn samplings() -> Vec<SamplingParams> {
     vec![SamplingParams { logprobs, ..SamplingParams::greedy() }, random, penalties]
 }
 
-fn check(subject: &Subject, max_model_len: usize, requests: usize, seeds: std::ops::Range<u64>) {
+fn check(
+    subject: &Subject,
+    grammars: &[Grammar],
+    (max_model_len, requests): (usize, usize),
+    seeds: std::ops::Range<u64>,
+) {
     let oracle = subject.oracle(max_model_len);
     let (mut preemptions, mut hits) = (0, 0);
     for seed in seeds {
@@ -120,6 +131,7 @@ fn check(subject: &Subject, max_model_len: usize, requests: usize, seeds: std::o
         let runner = subject.runner(&config, rng.random_range(1..=2));
         let mut source = RequestSource::new(&mut rng, oracle.clone(), max_model_len);
         source.samplings = samplings();
+        source.grammars = grammars.to_vec();
         let mut simulation = Simulation::new(config, runner, oracle.clone());
         drive(&mut rng, &mut simulation, &mut source, requests);
         assert_eq!(simulation.scheduler.violations(), 0);
@@ -152,22 +164,24 @@ pub(crate) fn test_model(file: &str) -> PathBuf {
 
 #[test]
 fn tiny_gemma_answers_as_if_alone() {
-    check(&Subject::open(&tiny("gemma3"), Compute::F32, KvDtype::Bf16), 100, 12, 0..16);
+    check(&Subject::open(&tiny("gemma3"), Compute::F32, KvDtype::Bf16), &[], (100, 12), 0..16);
 }
 
 #[test]
 fn tiny_llama_answers_as_if_alone() {
-    check(&Subject::open(&tiny("llama3"), Compute::Int8, KvDtype::F32), 100, 12, 0..16);
+    check(&Subject::open(&tiny("llama3"), Compute::Int8, KvDtype::F32), &[], (100, 12), 0..16);
 }
 
 #[test]
 fn tiny_qwen_answers_as_if_alone() {
-    check(&Subject::open(&tiny("qwen2"), Compute::F32, KvDtype::Fp8E4m3), 100, 12, 0..16);
+    check(&Subject::open(&tiny("qwen2"), Compute::F32, KvDtype::Fp8E4m3), &[], (100, 12), 0..16);
 }
 
-/// The quantised model that is served by default.
+/// The quantised model that is served by default, half of whose answers are held to a grammar.
 #[test]
 fn smollm_answers_as_if_alone() {
     let path = test_model("SmolLM2-135M-Instruct.Q4_1.gguf");
-    check(&Subject::open(&path, Compute::Int8, KvDtype::Bf16), 150, 8, 0..3);
+    let bundle = Checkpoint::open(&path).unwrap().tokenizer_bundle().unwrap();
+    let grammars = grammars::compile(&Tokenizer::new(&bundle).unwrap());
+    check(&Subject::open(&path, Compute::Int8, KvDtype::Bf16), &grammars, (150, 8), 0..3);
 }

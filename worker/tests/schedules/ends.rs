@@ -10,7 +10,7 @@ use thalweg_worker::engine::{
     ChoiceState, Engine, EngineConfig, EngineRequest, EngineStream, FinishReason, Refusal,
 };
 use thalweg_worker::kv::KvEventSink;
-use thalweg_worker::plan::{StepId, StepOutput, StepPlan};
+use thalweg_worker::plan::{StepId, StepMasks, StepOutput, StepPlan};
 use thalweg_worker::runner::Runner;
 
 use crate::engines::*;
@@ -148,6 +148,10 @@ async fn a_device_that_fails_between_steps_tells_why() {
             }
         }
 
+        fn provide_masks(&mut self, _: StepId, _: StepMasks) -> Result<(), BackendError> {
+            unreachable!("nothing is constrained")
+        }
+
         fn collect(&mut self, _: StepId) -> Result<StepOutput, BackendError> {
             Err(BackendError { device: "fake".into(), reason: "the reason".into() })
         }
@@ -191,6 +195,10 @@ async fn a_panicking_device_ends_every_stream_too() {
     impl Runner for Panicking {
         fn submit(&mut self, _: StepPlan) -> Result<StepId, BackendError> {
             panic!("a panic that this test expects")
+        }
+
+        fn provide_masks(&mut self, _: StepId, _: StepMasks) -> Result<(), BackendError> {
+            unreachable!("nothing is constrained")
         }
 
         fn collect(&mut self, _: StepId) -> Result<StepOutput, BackendError> {

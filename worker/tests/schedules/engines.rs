@@ -11,7 +11,7 @@ use thalweg_worker::engine::{
     Refusal,
 };
 use thalweg_worker::kv::KvConfig;
-use thalweg_worker::plan::{AdapterSlot, Logprobs, StepId, StepOutput, StepPlan};
+use thalweg_worker::plan::{AdapterSlot, Logprobs, StepId, StepMasks, StepOutput, StepPlan};
 use thalweg_worker::runner::Runner;
 use thalweg_worker::sampling::SamplingParams;
 
@@ -92,6 +92,10 @@ pub(crate) struct GatedRunner(HashRunner, Receiver<()>);
 impl Runner for GatedRunner {
     fn submit(&mut self, plan: StepPlan) -> Result<StepId, BackendError> {
         self.0.submit(plan)
+    }
+
+    fn provide_masks(&mut self, step: StepId, masks: StepMasks) -> Result<(), BackendError> {
+        self.0.provide_masks(step, masks)
     }
 
     fn collect(&mut self, step: StepId) -> Result<StepOutput, BackendError> {

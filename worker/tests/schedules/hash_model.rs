@@ -3,11 +3,12 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use thalweg_model::grammar::{Grammar, Matcher, TokenMask};
 use thalweg_worker::backend::BackendError;
 use thalweg_worker::kv::{FULL, KvConfig, SLIDING};
 use thalweg_worker::plan::{
-    BlockTable, KV_GROUPS, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepId, StepOutput,
-    StepPlan, Want,
+    BlockTable, KV_GROUPS, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepId, StepMasks,
+    StepOutput, StepPlan, Want,
 };
 use thalweg_worker::runner::{Runner, STEPS_IN_FLIGHT_MAX};
 use thalweg_worker::sampling::SamplingParams;
@@ -30,6 +31,8 @@ struct Drawing<'a> {
     output: &'a [u32],
     sampling: &'a SamplingParams,
     choice: u32,
+    /// None: anything.
+    mask: Option<&'a TokenMask>,
 }
 
 impl HashModel {
@@ -68,7 +71,13 @@ impl HashModel {
         let state =
             mix(&[hash_ids(from.prompt), hash_ids(from.output), u64::from(from.choice), from.sampling.seed]);
         let mut token = (mix(&[seen, state]) % u64::from(VOCAB)) as u32;
-        while output_index < from.sampling.min_tokens as usize && from.sampling.end_ids.contains(&token) {
+        let too_early = output_index < from.sampling.min_tokens as usize;
+        let may_be = |token: u32| {
+            !(too_early && from.sampling.end_ids.contains(&token))
+                && from.mask.is_none_or(|mask| mask.allows(token))
+        };
+        assert!((0..VOCAB).any(may_be), "a mask leaves something to draw");
+        while !may_be(token) {
             token = (token + 1) % VOCAB;
         }
         self.logprob(seen, token)
@@ -95,17 +104,33 @@ impl HashModel {
     ) -> (Vec<Logprobs>, FinishReason) {
         let mut tokens = [prompt, output].concat();
         let mut answer = Vec::new();
+        let mut matcher = sampling.grammar.as_ref().map(Grammar::matcher);
+        matcher.iter_mut().for_each(|matcher| matcher.consume(output).unwrap());
         while tokens.len() - prompt.len() < output_max {
             let digests = self.digests(&tokens);
             let seen = self.attend(tokens.len() - 1, |_, at| digests[at]);
             let index = tokens.len() - prompt.len();
-            let drawing = Drawing { prompt, output: &tokens[prompt.len()..], sampling, choice };
-            let drawn = self.draw(seen, &drawing, index);
+            let mask = match &mut matcher {
+                None => None,
+                Some(matcher) => match may_follow(matcher, sampling, index) {
+                    Some(mask) => Some(mask),
+                    None => return (answer, FinishReason::Complete),
+                },
+            };
+            let output = &tokens[prompt.len()..];
+            let drawn =
+                self.draw(seen, &Drawing { prompt, output, sampling, choice, mask: mask.as_ref() }, index);
             tokens.push(drawn.token);
             let stops = sampling.end_ids.contains(&drawn.token);
             answer.push(drawn);
             if stops && index >= sampling.min_tokens as usize {
                 return (answer, FinishReason::Stop);
+            }
+            if let Some(matcher) = &mut matcher {
+                matcher.consume(&tokens[tokens.len() - 1..]).unwrap();
+                if matcher.is_stopped() {
+                    return (answer, FinishReason::Complete);
+                }
             }
         }
         (answer, FinishReason::Length)
@@ -119,6 +144,16 @@ impl HashModel {
     }
 }
 
+/// What may be drawn: neither ignored ends nor ends before min_tokens, or nothing at all.
+fn may_follow(matcher: &mut Matcher, sampling: &SamplingParams, index: usize) -> Option<TokenMask> {
+    let is_end = |id: &u32| sampling.end_ids.contains(id);
+    let is_ignored = |id: &u32| matcher.eos_ids().contains(id) && !is_end(id);
+    let too_early = index < sampling.min_tokens as usize;
+    let ids = matcher.copy().mask(&sampling.end_ids).unwrap().ids();
+    let ids: Vec<u32> = ids.into_iter().filter(|id| !is_ignored(id) && !(too_early && is_end(id))).collect();
+    (!ids.is_empty()).then(|| TokenMask::of(VOCAB as usize, &ids))
+}
+
 /// Runs plans over simulated KV memory, which is never cleared: what is stale stays readable, and is found out.
 #[derive(Debug)]
 pub(crate) struct HashRunner {
@@ -128,6 +163,7 @@ pub(crate) struct HashRunner {
     cells: [Vec<Option<Cell>>; KV_GROUPS],
     slots: HashMap<SlotId, Slot>,
     queued: VecDeque<(StepId, StepPlan)>,
+    masks: HashMap<StepId, StepMasks>,
     last_step: u64,
     /// Steps after which it fails.
     pub(crate) fails_after: Option<u64>,
@@ -161,13 +197,14 @@ impl HashRunner {
             cells: kv.blocks.map(|blocks| vec![None; blocks * kv.block_tokens]),
             slots: HashMap::new(),
             queued: VecDeque::new(),
+            masks: HashMap::new(),
             last_step: 0,
             fails_after: None,
             step_tokens: Vec::new(),
         }
     }
 
-    fn run(&mut self, plan: StepPlan) -> StepOutput {
+    fn run(&mut self, plan: StepPlan, masks: Vec<Option<TokenMask>>) -> StepOutput {
         for init in plan.slots {
             let slot =
                 Slot { output: init.output.clone(), init: init.clone(), sampled: None, next_position: None };
@@ -179,11 +216,20 @@ impl HashRunner {
         assert!(tokens <= self.token_budget, "{tokens} tokens in a step of {}", self.token_budget);
         self.step_tokens.push(tokens);
         let mut written = HashMap::new();
-        let rows: Vec<RowOutput> = plan.rows.iter().map(|row| self.run_row(row, &mut written)).collect();
+        let rows: Vec<RowOutput> = plan
+            .rows
+            .iter()
+            .enumerate()
+            .map(|(at, row)| {
+                let mask = plan.constrained.iter().position(|row| *row == at).map(|mask| &masks[mask]);
+                // A surplus row's draw is for nobody: it may be anything.
+                self.run_row(row, mask.and_then(Option::as_ref), &mut written)
+            })
+            .collect();
         StepOutput { rows, seconds: 0.001 * tokens as f64 }
     }
 
-    fn run_row(&mut self, row: &Row, written: &mut Written) -> RowOutput {
+    fn run_row(&mut self, row: &Row, mask: Option<&TokenMask>, written: &mut Written) -> RowOutput {
         let slot = self.slots.get_mut(&row.slot).expect("the slot was set");
         let tokens = match &row.input {
             RowInput::Tokens(ids) => ids.clone(),
@@ -205,31 +251,32 @@ impl HashRunner {
                 })
             })
             .collect();
-        self.yield_row(row, &tokens, &seen)
+        self.yield_row(row, &tokens, &seen, mask)
     }
 
-    fn yield_row(&mut self, row: &Row, tokens: &[u32], seen: &[u64]) -> RowOutput {
+    fn yield_row(&mut self, row: &Row, tokens: &[u32], seen: &[u64], mask: Option<&TokenMask>) -> RowOutput {
         let last = *seen.last().expect("a row has tokens");
         match row.want {
             Want::Nothing => RowOutput::default(),
-            Want::Sample { output_index } => {
-                RowOutput { sampled: vec![self.sample(row.slot, last, output_index)], prompt: Vec::new() }
-            }
+            Want::Sample { output_index } => RowOutput {
+                sampled: vec![self.sample(row.slot, last, output_index, mask)],
+                prompt: Vec::new(),
+            },
             Want::PromptLogprobs { next, output_index, .. } => {
                 let targets = tokens.iter().skip(1).copied().chain(next);
                 let prompt =
                     targets.zip(seen).map(|(target, seen)| self.model.logprob(*seen, target)).collect();
                 let sampled =
-                    output_index.map(|index| self.sample(row.slot, last, index)).into_iter().collect();
+                    output_index.map(|index| self.sample(row.slot, last, index, mask)).into_iter().collect();
                 RowOutput { sampled, prompt }
             }
         }
     }
 
-    fn sample(&mut self, slot: SlotId, seen: u64, output_index: u32) -> Logprobs {
+    fn sample(&mut self, slot: SlotId, seen: u64, output_index: u32, mask: Option<&TokenMask>) -> Logprobs {
         let slot = self.slots.get_mut(&slot).expect("the slot was set");
         let SlotInit { prompt, sampling, choice, .. } = &slot.init;
-        let drawing = Drawing { prompt, output: &slot.output, sampling, choice: *choice };
+        let drawing = Drawing { prompt, output: &slot.output, sampling, choice: *choice, mask };
         let drawn = self.model.draw(seen, &drawing, output_index as usize);
         slot.output.push(drawn.token);
         slot.sampled = Some(drawn.token);
@@ -278,10 +325,20 @@ impl Runner for HashRunner {
         Ok(StepId(self.last_step))
     }
 
+    fn provide_masks(&mut self, step: StepId, masks: StepMasks) -> Result<(), BackendError> {
+        assert_eq!(self.queued.front().map(|(step, _)| *step), Some(step), "masks are for the oldest step");
+        assert_eq!(self.masks.insert(step, masks), None, "masks come once");
+        Ok(())
+    }
+
     fn collect(&mut self, step: StepId) -> Result<StepOutput, BackendError> {
         let (oldest, plan) = self.queued.pop_front().expect("a step is in flight");
         assert_eq!(oldest, step, "steps are collected in order");
-        Ok(self.run(plan))
+        let masks = self.masks.remove(&step);
+        assert_eq!(masks.is_some(), !plan.constrained.is_empty(), "masks are for constrained rows");
+        let masks = masks.map(|masks| masks.0).unwrap_or_default();
+        assert_eq!(masks.len(), plan.constrained.len(), "a mask per row");
+        Ok(self.run(plan, masks))
     }
 }
 

@@ -8,11 +8,13 @@
 
 mod block_pool;
 mod cases;
+mod constraints;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod ends;
 mod engines;
+mod grammars;
 mod hash_model;
 mod properties;
 mod streams;

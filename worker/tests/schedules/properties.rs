@@ -5,6 +5,7 @@ use rand::{RngExt, SeedableRng};
 
 use thalweg_worker::runner::Runner;
 
+use crate::grammars::grammars;
 use crate::workload::{RequestSource, Simulation, hash_oracle, random_setting};
 
 const SEEDS: u64 = 400;
@@ -27,6 +28,7 @@ fn run(seed: u64) -> Simulation {
     let mut rng = StdRng::seed_from_u64(seed);
     let (config, model, max_model_len) = random_setting(&mut rng);
     let mut source = RequestSource::new(&mut rng, hash_oracle(model), max_model_len);
+    source.grammars = grammars();
     let mut simulation = Simulation::over(config, model);
     let requests = rng.random_range(5..30);
     drive(&mut rng, &mut simulation, &mut source, requests);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt};
 use thalweg_cache_index::event::BlockEvent;
+use thalweg_model::grammar::Grammar;
 use thalweg_proto::block_hash::BlockHash;
 use thalweg_worker::kv::{FULL, KvConfig, SLIDING, blocks_per_sequence};
 use thalweg_worker::plan::{AdapterSlot, KV_GROUPS, Logprobs, StepId};
@@ -70,6 +71,8 @@ pub(crate) struct RequestSource {
     pub(crate) oracle: Oracle,
     /// Sampling parameters but for the seed and the ends.
     pub(crate) samplings: Vec<SamplingParams>,
+    /// Of which some answers must be texts.
+    pub(crate) grammars: Vec<Grammar>,
     pub(crate) max_model_len: usize,
     prefixes: Vec<Vec<u32>>,
     made: u64,
@@ -78,7 +81,14 @@ pub(crate) struct RequestSource {
 impl RequestSource {
     pub(crate) fn new(rng: &mut StdRng, oracle: Oracle, max_model_len: usize) -> Self {
         let prefixes = (0..3).map(|_| random_ids(rng, max_model_len)).collect();
-        Self { oracle, samplings: vec![SamplingParams::greedy()], prefixes, max_model_len, made: 0 }
+        Self {
+            oracle,
+            samplings: vec![SamplingParams::greedy()],
+            grammars: Vec::new(),
+            prefixes,
+            max_model_len,
+            made: 0,
+        }
     }
 
     /// One request as sequences, the leader first.
@@ -86,7 +96,9 @@ impl RequestSource {
         self.made += 1;
         let prompt: Arc<[u32]> = self.prompt(rng).into();
         let output_max = rng.random_range(1..=self.max_model_len - prompt.len()).min(40);
+        let constrained = !self.grammars.is_empty() && rng.random_bool(0.5);
         let sampling = Arc::new(SamplingParams {
+            grammar: constrained.then(|| self.grammars[rng.random_range(0..self.grammars.len())].clone()),
             seed: rng.random(),
             min_tokens: rng.random_range(0..4),
             end_ids: if rng.random_bool(0.5) { vec![3, 9] } else { Vec::new() },
@@ -198,6 +210,7 @@ impl<R: Runner> Simulation<R> {
         self.started.extend(&planned.started);
         self.step_rows = planned.plan.rows.len();
         self.in_flight.push_back(self.runner.submit(planned.plan).unwrap());
+        self.provide_masks();
         true
     }
 
@@ -207,8 +220,15 @@ impl<R: Runner> Simulation<R> {
         let output = self.runner.collect(step).unwrap();
         let completed = self.scheduler.complete(output).unwrap();
         completed.updates.into_iter().for_each(|update| self.take(update));
+        self.provide_masks();
         self.check_blocks();
         true
+    }
+
+    fn provide_masks(&mut self) {
+        if let (Some(step), Some(masks)) = (self.in_flight.front(), self.scheduler.masks()) {
+            self.runner.provide_masks(*step, masks).unwrap();
+        }
     }
 
     /// One round as the engine does it; false when nothing is left to do.
@@ -234,6 +254,7 @@ impl<R: Runner> Simulation<R> {
     }
 
     fn take(&mut self, update: Update) {
+        assert_eq!(update.failure, None, "grammars can be followed");
         let live = self.live.get_mut(&update.key).expect("updates are of live sequences");
         live.got.extend(update.tokens);
         if update.prompt_logprobs.is_some() {
@@ -267,10 +288,24 @@ impl<R: Runner> Simulation<R> {
 }
 
 impl Live {
+    /// What has ended by itself is a whole text of its grammar.
+    fn check_text(&self, reason: FinishReason) {
+        let Some(grammar) = &self.new.sampling.grammar else { return };
+        let mut output: Vec<u32> =
+            self.new.output.iter().copied().chain(self.got.iter().map(|t| t.token)).collect();
+        if reason == FinishReason::Stop {
+            output.pop();
+        }
+        let mut matcher = grammar.matcher();
+        matcher.consume(&output).unwrap();
+        assert!(reason == FinishReason::Length || matcher.is_accepting(), "{:?}: {output:?}", self.new.key);
+    }
+
     fn check(&self, answer: &Answer, reason: FinishReason) {
         let key = self.new.key;
         assert_eq!(bits(&self.got), bits(&answer.tokens), "{key:?} differs from the sequence alone");
         assert_eq!(reason, answer.finish, "{key:?}");
+        self.check_text(reason);
         let prompt_logprobs = |logprobs: &Option<Vec<Logprobs>>| logprobs.as_deref().map(bits);
         assert_eq!(
             prompt_logprobs(&self.prompt_logprobs),

@@ -85,7 +85,8 @@ impl Device {
 
     /// Runs one step.
     pub(crate) fn step(&mut self, slots: Vec<SlotInit>, rows: Vec<Row>) -> Vec<RowOutput> {
-        let step = self.runner.submit(StepPlan { slots, rows }).expect("a plan in order");
+        let step =
+            self.runner.submit(StepPlan { slots, rows, ..StepPlan::default() }).expect("a plan in order");
         self.runner.collect(step).expect("a step that succeeds").rows
     }
 }

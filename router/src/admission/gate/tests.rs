@@ -34,6 +34,7 @@ impl Bench {
         Ask {
             model: Arc::clone(&self.model),
             tenant: tenant.into(),
+            tenant_limit: None,
             priority: 0,
             tokens,
             deadline: Instant::now() + Duration::from_secs(3_600),

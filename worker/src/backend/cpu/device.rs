@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use thalweg_model::config::LayerKind;
+use thalweg_model::grammar::TokenMask;
 
 use super::adapter::Product;
 use super::attention::{self, Shape, attention};
@@ -15,11 +16,11 @@ use super::memory::OutOfMemory;
 use super::model::CpuModel;
 use super::pool::Pool;
 use super::rows::{add, add_rms_norm, gate, rms_norm, scale};
-use super::sample::{Sampler, Yield};
+use super::sample::{Inputs, Sampler, Yield};
 use super::slots::Slots;
 use super::step::{Limits, Step};
 use crate::backend::{Backend, BackendError, Projection};
-use crate::plan::{BlockId, RowOutput, StepOutput, StepPlan};
+use crate::plan::{BlockId, RowOutput, StepMasks, StepOutput, StepPlan};
 
 /// One worker's share of the CPU: its KV cache, slots and threads, over weights that others may share.
 pub struct CpuBackend {
@@ -34,6 +35,8 @@ pub struct CpuBackend {
     attention: attention::Memory,
     sampler: Sampler,
     yields: Vec<Yield>,
+    /// By row of the step; None where anything may be drawn.
+    masks: Vec<Option<TokenMask>>,
     started: tokio::time::Instant,
 }
 
@@ -51,6 +54,7 @@ impl CpuBackend {
             attention: attention::Memory::new(pool.threads(), shape.head_dim)?,
             sampler: Sampler::new(pool.threads()),
             yields: Vec::new(),
+            masks: Vec::new(),
             started: tokio::time::Instant::now(),
             pool,
             config,
@@ -113,10 +117,26 @@ impl Backend for CpuBackend {
         let taken = plan.slots.iter().try_for_each(|init| self.slots.init(init));
         let loaded = taken.and_then(|()| self.step.load(plan, &self.slots, &limits));
         self.yields.clear();
+        self.masks.clear();
+        self.masks.resize(plan.rows.len(), None);
         loaded.map_err(|reason| BackendError {
             device: "cpu".into(),
             reason: format!("step refused: {reason}"),
         })
+    }
+
+    fn set_masks(&mut self, masks: StepMasks) -> Result<(), BackendError> {
+        let (rows, vocab) = (self.step.constrained.len(), self.model.config.vocab_size);
+        if masks.0.len() != rows
+            || masks.0.iter().flatten().any(|mask| mask.words().len() != vocab.div_ceil(32))
+        {
+            let reason = format!("{} masks for {rows} rows, or not of {vocab} tokens", masks.0.len());
+            return Err(BackendError { device: "cpu".into(), reason });
+        }
+        for (row, mask) in self.step.constrained.iter().zip(masks.0) {
+            self.masks[*row] = mask;
+        }
+        Ok(())
     }
 
     fn embed(&mut self) {
@@ -250,7 +270,8 @@ impl Backend for CpuBackend {
         let begin = self.yields.len();
         self.yields.resize(begin + rows.len(), Yield::default());
         let yields = &mut self.yields[begin..];
-        self.sampler.run(&self.pool, &self.step, &self.slots, rows, logits, yields);
+        let inputs = Inputs { step: &self.step, slots: &self.slots, masks: &self.masks };
+        self.sampler.run(&self.pool, &inputs, rows, logits, yields);
         for (row, result) in rows.iter().zip(yields) {
             if let Some(sampled) = &result.sampled {
                 self.slots.push(self.step.rows[row.row].slot, sampled.token);

@@ -15,6 +15,8 @@ pub(super) struct Step {
     /// Row of each token.
     pub(super) token_rows: Vec<u32>,
     pub(super) logit_rows: Vec<LogitRow>,
+    /// Rows whose draw waits for a mask.
+    pub(super) constrained: Vec<usize>,
     blocks: [Vec<u32>; KV_GROUPS],
 }
 
@@ -81,11 +83,17 @@ impl Step {
         self.token_rows.clear();
         self.logit_rows.clear();
         self.blocks.iter_mut().for_each(Vec::clear);
+        self.constrained.clone_from(&plan.constrained);
         for (index, row) in plan.rows.iter().enumerate() {
             self.load_row(index, row, slots, limits).map_err(|reason| format!("row {index}: {reason}"))?;
         }
         if self.tokens.len() > limits.max_tokens {
             return Err(format!("{} tokens in a step, room for {}", self.tokens.len(), limits.max_tokens));
+        }
+        if let Some(row) =
+            plan.constrained.iter().find(|row| plan.rows.get(**row).is_none_or(|r| !r.want.samples()))
+        {
+            return Err(format!("row {row} is constrained, yet samples nothing"));
         }
         Ok(())
     }
@@ -102,9 +110,7 @@ impl Step {
         if let Some(id) = self.tokens[start..].iter().find(|id| **id as usize >= limits.vocab) {
             return Err(format!("token {id} of a vocabulary of {}", limits.vocab));
         }
-        let samples =
-            matches!(row.want, Want::Sample { .. } | Want::PromptLogprobs { output_index: Some(_), .. });
-        if samples && slots.draw(slots.index(row.slot)?).is_none() {
+        if row.want.samples() && slots.draw(slots.index(row.slot)?).is_none() {
             return Err(format!("slot {} was never set", row.slot.0));
         }
         let adapter = row.adapter.index();

@@ -39,6 +39,7 @@ fn plan(tokens: &[u32], context: u32, first: u32, blocks: &[u32], want: Want) ->
     StepPlan {
         slots,
         rows: vec![Row { slot: SlotId(0), adapter: AdapterSlot::BASE, input, context, tables, want }],
+        ..StepPlan::default()
     }
 }
 

@@ -85,6 +85,8 @@ pub struct LogitRow {
     pub target: i32,
     pub top: i32,
     pub output_index: i32,
+    /// Number of its mask in the step; -1: anything may be drawn.
+    pub mask: i32,
 }
 
 /// How a slot draws.
@@ -147,7 +149,7 @@ pub struct Sampled {
 
 const _: () = {
     assert!(size_of::<RowMeta>() == 32 && size_of::<AttnItem>() == 16 && size_of::<MergeItem>() == 16);
-    assert!(size_of::<LogitRow>() == 20 && size_of::<SlotParams>() == 64 && size_of::<SlotStart>() == 96);
+    assert!(size_of::<LogitRow>() == 24 && size_of::<SlotParams>() == 64 && size_of::<SlotStart>() == 96);
     assert!(size_of::<DecodeItem>() == 32 && size_of::<Bias>() == 8 && size_of::<Sampled>() == 184);
 };
 

@@ -145,7 +145,8 @@ pub fn buffer_bytes(model: &ModelConfig, config: &CudaBackendConfig) -> u64 {
     let rope = rope_bytes(model, config.max_model_len);
     let step = super::layout::step_bytes(config) as u64;
     let results = (config.max_tokens_per_step * size_of::<Sampled>()) as u64;
-    activations + partials + slots + rope + step + results + WORKSPACE_BYTES
+    let masks = super::masks::mask_bytes(model.vocab_size, config.max_slots);
+    activations + partials + slots + masks + rope + step + results + WORKSPACE_BYTES
 }
 
 /// Parameters, biases, end ids, last token and counts of one slot.

@@ -16,6 +16,7 @@ use super::kernels::{Kernels, PREFILL_ROWS, SMALL_ROWS, Store, whole_tile_rows};
 use super::kv::KvCache;
 use super::layout::{Layout, slot_capacities, tables_max};
 use super::lora::{self, LoraStep};
+use super::masks::Masks;
 use super::memory::Address;
 use super::prepare::PreparedBackend;
 use super::shape::{Bucket, StepShape};
@@ -25,7 +26,7 @@ use super::step::{Limits, Step, Ways};
 use super::weights::CudaModel;
 use crate::backend::cpu::Product;
 use crate::backend::{Backend, BackendError, Projection};
-use crate::plan::{BlockId, StepOutput, StepPlan};
+use crate::plan::{BlockId, StepMasks, StepOutput, StepPlan};
 
 /// One worker's GPU: KV cache, slots and buffers over a model's weights.
 pub struct CudaBackend {
@@ -36,6 +37,7 @@ pub struct CudaBackend {
     pub(super) kernels: Kernels,
     pub(super) blas: Option<Blas>,
     pub(super) staging: Staging,
+    pub(super) masks: Masks,
     pub(super) buffers: Buffers,
     pub(super) kv: KvCache,
     pub(super) rope: Rope,
@@ -100,6 +102,7 @@ impl CudaBackend {
             kernels,
             blas,
             staging: Staging::new(&gpu, &config, partials)?,
+            masks: Masks::new(&gpu, shape.vocab_size, config.max_slots)?,
             buffers: Buffers::new(&stream, &shape, &config)?,
             kv: KvCache::reserve(&gpu, &shape, config.kv_dtype)?,
             rope: Rope::new(&stream, &shape, config.max_model_len)?,
@@ -215,12 +218,32 @@ impl Backend for CudaBackend {
     }
 
     fn replay(&mut self) -> bool {
-        let Some(index) = self.replayed.take() else { return false };
+        let Some(index) = self.replayed else { return false };
         self.attempt(|device| {
             let [forward, sampling] = &device.graphs[index].2;
             forward.launch(&device.stream)?;
-            if device.step.logit_rows.is_empty() { Ok(()) } else { sampling.launch(&device.stream) }
+            let draws_later = device.step.logit_rows.is_empty() || device.step.masks > 0;
+            if draws_later { Ok(()) } else { sampling.launch(&device.stream) }
         });
+        true
+    }
+
+    fn set_masks(&mut self, masks: StepMasks) -> Result<(), BackendError> {
+        if !self.masks.fit(&masks, self.step.masks) {
+            let reason =
+                format!("{} masks for {} rows, or not of the vocabulary", masks.0.len(), self.step.masks);
+            return Err(BackendError { device: format!("cuda:{}", self.gpu.ordinal()), reason });
+        }
+        self.attempt(|device| {
+            device.gpu.bind()?;
+            device.masks.send(&device.stream, &masks)
+        });
+        Ok(())
+    }
+
+    fn replay_draws(&mut self) -> bool {
+        let Some(index) = self.replayed else { return false };
+        self.attempt(|device| device.graphs[index].2[1].launch(&device.stream));
         true
     }
 

@@ -55,6 +55,7 @@ pub mod launch;
 #[doc(hidden)]
 #[allow(missing_docs, reason = "public for tests of single kernels")]
 pub mod lora;
+mod masks;
 #[doc(hidden)]
 #[allow(missing_docs, reason = "public for tests of single kernels")]
 pub mod memory;

@@ -163,6 +163,7 @@ impl CudaBackend {
             ends: slot_ends,
             last_token,
             seen,
+            masks: self.masks.address(),
             out: self.staging.results(),
         };
         // SAFETY: slots of logit rows were checked; results have room for the largest step.

@@ -19,6 +19,8 @@ pub(super) struct Step {
     pub(super) tables: Vec<i32>,
     /// What becomes of each logit row's result.
     pub(super) wanted: Vec<Wanted>,
+    /// Masks that it waits for.
+    pub(super) masks: usize,
 }
 
 /// How a result is told.
@@ -90,6 +92,7 @@ impl Step {
         self.logit_rows.clear();
         self.tables.clear();
         self.wanted.clear();
+        self.masks = 0;
         self.items.iter_mut().for_each(Items::clear);
     }
 
@@ -103,6 +106,7 @@ impl Step {
         for (index, row) in plan.rows.iter().enumerate() {
             self.load_row(row, slots, limits).map_err(|reason| format!("row {index}: {reason}"))?;
         }
+        self.load_masks(&plan.constrained)?;
         self.items.iter_mut().for_each(|items| items.finish(limits));
         let (tokens, tables) = (self.token_src.len(), self.tables.len());
         if tokens > limits.max_tokens {
@@ -153,6 +157,17 @@ impl Step {
         self.rows.push(meta);
         self.load_want(row.want, (slot, slots[slot].logprobs), start, len)?;
         slots[slot].has_last |= samples;
+        Ok(())
+    }
+
+    /// Gives each constrained row's draw its mask.
+    fn load_masks(&mut self, constrained: &[usize]) -> Result<(), String> {
+        for (mask, row) in constrained.iter().enumerate() {
+            let draw = self.wanted.iter().position(|wanted| wanted.row == *row && wanted.sample.is_some());
+            let draw = draw.ok_or_else(|| format!("row {row} is constrained, yet samples nothing"))?;
+            self.logit_rows[draw].mask = mask as i32;
+        }
+        self.masks = constrained.len();
         Ok(())
     }
 
@@ -246,6 +261,7 @@ impl Step {
             target: wanted.target.map_or(-1, |(id, _)| id as i32),
             top: top.map_or(-1, |top| top as i32),
             output_index: if wanted.sample.is_some() { output_index as i32 } else { -1 },
+            mask: -1,
         });
         self.wanted.push(wanted);
         Ok(())

@@ -56,8 +56,11 @@ fn ragged_rows() {
         row(2, tokens(3), 14, Some(20), Want::Nothing),
         row(1, RowInput::LastSampled, 40, Some(20), Want::Sample { output_index: 7 }),
     ];
-    let (step, slots) =
-        loaded(&StepPlan { slots: vec![init(1, &[9]), init(2, &[])], rows }, &limits()).unwrap();
+    let (step, slots) = loaded(
+        &StepPlan { slots: vec![init(1, &[9]), init(2, &[])], rows, ..StepPlan::default() },
+        &limits(),
+    )
+    .unwrap();
     assert_eq!(step.token_src, [0, 1, 2, -2]);
     assert_eq!(step.positions, [14, 15, 16, 40]);
     // Blocks 200, 201 and 102; sliding 700, 701 and 602.
@@ -73,7 +76,7 @@ fn ragged_rows() {
         table_first,
     };
     assert_eq!(step.rows, [meta(0, 3, 14, 2, [0, 2], [0, 0]), meta(3, 1, 40, 1, [4, 7], [0, 1])]);
-    let wanted = LogitRow { token: 3, slot: 1, target: -1, top: 2, output_index: 7 };
+    let wanted = LogitRow { token: 3, slot: 1, target: -1, top: 2, output_index: 7, mask: -1 };
     assert_eq!(step.logit_rows, [wanted]);
     assert_eq!(step.wanted, [Wanted { row: 1, target: None, sample: Some(Some(2)) }]);
     assert_eq!((slots[1].has_last, slots[2].has_last, slots[0].is_set), (true, false, false));
@@ -82,9 +85,14 @@ fn ragged_rows() {
 #[test]
 fn prompt_logprobs_and_a_sample() {
     let want = Want::PromptLogprobs { top: 5, next: None, output_index: Some(3) };
-    let plan = StepPlan { slots: vec![init(0, &[])], rows: vec![row(0, tokens(3), 0, None, want)] };
+    let plan = StepPlan {
+        slots: vec![init(0, &[])],
+        rows: vec![row(0, tokens(3), 0, None, want)],
+        ..StepPlan::default()
+    };
     let (step, slots) = loaded(&plan, &limits()).unwrap();
-    let row = |token, target, top, output_index| LogitRow { token, slot: 0, target, top, output_index };
+    let row =
+        |token, target, top, output_index| LogitRow { token, slot: 0, target, top, output_index, mask: -1 };
     assert_eq!(step.logit_rows, [row(0, 1, 5, -1), row(1, 2, 5, -1), row(2, -1, 2, 3)]);
     assert!(slots[0].has_last);
 }
@@ -99,7 +107,7 @@ fn few_queries_are_split_until_partials_run_out() {
         .into_iter()
         .enumerate()
         .map(|(slot, (context, len))| row(slot as u32, tokens(len), context, Some(20), Want::Nothing));
-    let plan = StepPlan { slots: Vec::new(), rows: rows.collect() };
+    let plan = StepPlan { slots: Vec::new(), rows: rows.collect(), ..StepPlan::default() };
     let (step, _) = loaded(&plan, &Limits { partials: 5, ..limits() }).unwrap();
     let [full, sliding] = &step.items;
     // The last row would need five partial results, of which three are left.
@@ -113,7 +121,11 @@ fn few_queries_are_split_until_partials_run_out() {
 #[test]
 fn many_queries_take_tiles() {
     // Four query heads to one: tiles of sixteen tokens.
-    let plan = StepPlan { slots: Vec::new(), rows: vec![row(0, tokens(40), 500, Some(20), Want::Nothing)] };
+    let plan = StepPlan {
+        slots: Vec::new(),
+        rows: vec![row(0, tokens(40), 500, Some(20), Want::Nothing)],
+        ..StepPlan::default()
+    };
     let (step, _) = loaded(&plan, &limits()).unwrap();
     assert_eq!(step.items[0].whole, [item(0, 0, 0, 3), item(0, 16, 0, 3), item(0, 32, 0, 3)]);
     // Position 516 sees from 497 on, 532 from 513.
@@ -136,7 +148,7 @@ fn decoding_rows_share_the_gpu_by_their_keys() {
     let check = |contexts: &[usize], runs: usize, partials: usize, expected: &[(i32, i32, i32, i32, i32)]| {
         let rows = contexts.iter().enumerate();
         let rows = rows.map(|(slot, context)| row(slot as u32, tokens(1), *context, Some(20), Want::Nothing));
-        let plan = StepPlan { slots: Vec::new(), rows: rows.collect() };
+        let plan = StepPlan { slots: Vec::new(), rows: rows.collect(), ..StepPlan::default() };
         let ways = Ways { whole_rows: 128, prefill: true, runs: Some(runs) };
         let (step, _) = loaded(&plan, &Limits { ways, partials, ..limits() }).unwrap();
         let told = |i: &DecodeItem| (i.row, i.key_begin, i.key_end, i.partial, i.n_partials);
@@ -171,7 +183,7 @@ fn decoding_rows_share_the_gpu_by_their_keys() {
 fn broken_plans_are_refused_and_change_nothing() {
     let check = |change: &dyn Fn(&mut StepPlan), part: &str| {
         let rows = vec![row(0, tokens(3), 40, Some(20), Want::Sample { output_index: 0 })];
-        let mut plan = StepPlan { slots: vec![init(0, &[])], rows };
+        let mut plan = StepPlan { slots: vec![init(0, &[])], rows, ..StepPlan::default() };
         change(&mut plan);
         let (mut step, mut slots) = (Step::default(), vec![SlotState::default(); 4]);
         let error = step.load(&plan, &mut slots, &limits()).unwrap_err();

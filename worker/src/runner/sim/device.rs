@@ -6,17 +6,19 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::Duration;
 
 use hashbrown::HashMap;
+use thalweg_model::grammar::TokenMask;
 use tokio::time::Instant;
 
 use super::faults::Trigger;
 use super::language::Speaker;
 use super::{SimConfig, Stopping, Submitted, failure};
 use crate::backend::BackendError;
-use crate::plan::{Row, RowInput, RowOutput, SlotId, StepOutput, Want};
+use crate::plan::{Row, RowInput, RowOutput, SlotId, StepMasks, StepOutput, StepPlan, Want};
 
 /// What stands for a device.
 pub(super) struct Device {
     config: SimConfig,
+    masks: Receiver<StepMasks>,
     speakers: HashMap<SlotId, Speaker>,
     /// When the step before ended: one that was there by then begins at that moment, so that waits do not add up.
     free_at: Option<Instant>,
@@ -27,8 +29,8 @@ pub(super) struct Device {
 const STALL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Device {
-    pub(super) fn new(config: SimConfig, stopping: Arc<Stopping>) -> Self {
-        Self { config, speakers: HashMap::new(), free_at: None, stopping }
+    pub(super) fn new(config: SimConfig, masks: Receiver<StepMasks>, stopping: Arc<Stopping>) -> Self {
+        Self { config, masks, speakers: HashMap::new(), free_at: None, stopping }
     }
 
     /// Runs plans until there are no more, or one fails.
@@ -52,7 +54,9 @@ impl Device {
             self.look_for_poison(&init.prompt);
             self.speakers.insert(init.slot, Speaker::new(init));
         }
-        let rows = plan.rows.iter().map(|row| self.row(row)).collect::<Result<_, _>>()?;
+        let mut masks = self.masks_of(&plan)?;
+        let rows = plan.rows.iter().enumerate().map(|(at, row)| self.row(row, masks.remove(&at)));
+        let rows = rows.collect::<Result<_, _>>()?;
         let seconds = self.config.step.seconds(&plan, step);
         let end = self.free_at.map_or(at, |free| free.max(at)) + Duration::from_secs_f64(seconds);
         self.wait_until(end)?;
@@ -63,6 +67,16 @@ impl Device {
         }
         self.free_at = Some(end);
         Ok(StepOutput { rows, seconds })
+    }
+
+    /// By row.
+    fn masks_of(&self, plan: &StepPlan) -> Result<HashMap<usize, TokenMask>, BackendError> {
+        if plan.constrained.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let masks = self.masks.recv().map_err(|_| failure("stopped".into()))?;
+        let rows = plan.constrained.iter().copied().zip(masks.0);
+        Ok(rows.filter_map(|(row, mask)| Some((row, mask?))).collect())
     }
 
     fn wait_until(&self, end: Instant) -> Result<(), BackendError> {
@@ -87,7 +101,7 @@ impl Device {
         assert!(!holds(&faults.panic_on), "the prompt contains what the profile's faults.panic_on says");
     }
 
-    fn row(&mut self, row: &Row) -> Result<RowOutput, BackendError> {
+    fn row(&mut self, row: &Row, mask: Option<TokenMask>) -> Result<RowOutput, BackendError> {
         let language = Arc::clone(&self.config.language);
         let speaker = self
             .speakers
@@ -109,7 +123,7 @@ impl Device {
                 let has = speaker.output_len();
                 return Err(failure(format!("output {index} is asked for behind {has} outputs")));
             }
-            output.sampled.push(language.say(speaker));
+            output.sampled.push(language.say(speaker, mask.as_ref()));
         }
         Ok(output)
     }

@@ -1,6 +1,8 @@
 //! What a simulated model says: a function of the sequence's tokens alone, so that a choice which was resumed, preempted
 //! or batched differently says the same, and one that was resumed wrongly does not.
 
+use thalweg_model::grammar::TokenMask;
+
 use super::profile::{OutputTokens, mix};
 use crate::plan::{Logprobs, SlotInit};
 
@@ -51,13 +53,24 @@ impl Speaker {
 }
 
 impl Language {
-    /// The next token of a sequence, which it takes in.
-    pub(super) fn say(&self, speaker: &mut Speaker) -> Logprobs {
-        let token = self.end(speaker).unwrap_or_else(|| self.next(speaker));
+    /// The next token of a sequence, of those that a mask allows, which it takes in.
+    pub(super) fn say(&self, speaker: &mut Speaker, mask: Option<&TokenMask>) -> Logprobs {
+        let allowed = |id: &u32| mask.is_none_or(|mask| mask.allows(*id));
+        let token = match self.end(speaker).filter(allowed) {
+            Some(end) => end,
+            None => self.masked(self.next(speaker), mask),
+        };
         let logprobs = self.logprobs(token, speaker.digest, speaker.init.sampling.logprobs);
         speaker.digest = extend(speaker.digest, &token);
         speaker.output_len += 1;
         logprobs
+    }
+
+    /// The id, or the first one behind it that a mask allows, an end of sequence only where there is nothing else.
+    fn masked(&self, from: u32, mask: Option<&TokenMask>) -> u32 {
+        let Some(mask) = mask.filter(|mask| !mask.allows(from)) else { return from };
+        let allowed = || (from..self.vocab_size).chain(0..from).filter(|id| mask.allows(*id));
+        allowed().find(|id| !self.eos_ids.contains(id)).or_else(|| allowed().next()).unwrap_or(from)
     }
 
     /// Logprobs of prompt token number `position`, with `top` alternatives.

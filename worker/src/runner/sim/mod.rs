@@ -23,7 +23,7 @@ pub use profile::{OutputTokens, Profile, ProfileError, StepTime, Text, Tokens};
 
 use super::{Runner, STEPS_IN_FLIGHT_MAX};
 use crate::backend::BackendError;
-use crate::plan::{StepId, StepOutput, StepPlan};
+use crate::plan::{StepId, StepMasks, StepOutput, StepPlan};
 use device::Device;
 
 /// What a simulation is made of.
@@ -41,6 +41,8 @@ pub struct SimConfig {
 pub struct SimRunner {
     /// None once the thread is told to stop. Bounded: a third step is refused before it is sent.
     plans: Option<SyncSender<Submitted>>,
+    /// For the steps that wait for them, in order.
+    masks: Option<SyncSender<StepMasks>>,
     outputs: Receiver<Result<StepOutput, BackendError>>,
     in_flight: VecDeque<StepId>,
     next: u64,
@@ -77,14 +79,23 @@ impl SimRunner {
     pub fn start(config: SimConfig) -> Result<Self, BackendError> {
         let (plans, to_run) = sync_channel(STEPS_IN_FLIGHT_MAX);
         let (done, outputs) = sync_channel(STEPS_IN_FLIGHT_MAX);
+        let (masks, provided) = sync_channel(STEPS_IN_FLIGHT_MAX);
         let stopping = Arc::<Stopping>::default();
-        let mut device = Device::new(config, stopping.clone());
+        let mut device = Device::new(config, provided, stopping.clone());
         let thread = std::thread::Builder::new()
             .name("sim".into())
             .spawn(move || device.run(&to_run, &done))
             .map_err(|error| failure(format!("cannot start a thread: {error}")))?;
         let in_flight = VecDeque::with_capacity(STEPS_IN_FLIGHT_MAX);
-        Ok(Self { plans: Some(plans), outputs, in_flight, next: 0, stopping, thread: Some(thread) })
+        Ok(Self {
+            plans: Some(plans),
+            masks: Some(masks),
+            outputs,
+            in_flight,
+            next: 0,
+            stopping,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -103,6 +114,12 @@ impl Runner for SimRunner {
         Ok(StepId(step))
     }
 
+    fn provide_masks(&mut self, _: StepId, masks: StepMasks) -> Result<(), BackendError> {
+        // Why it stopped is what `collect` says.
+        let _ = self.masks.as_ref().map(|to| to.send(masks));
+        Ok(())
+    }
+
     fn collect(&mut self, step: StepId) -> Result<StepOutput, BackendError> {
         if self.in_flight.front() != Some(&step) {
             return Err(failure(format!("step {} is not the oldest uncollected one", step.0)));
@@ -114,7 +131,7 @@ impl Runner for SimRunner {
 
 impl Drop for SimRunner {
     fn drop(&mut self) {
-        self.plans = None;
+        (self.plans, self.masks) = (None, None);
         *self.stopping.is_set.lock() = true;
         self.stopping.set.notify_all();
         if let Some(thread) = self.thread.take() {

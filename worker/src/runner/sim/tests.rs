@@ -75,7 +75,7 @@ fn rows(inputs: &[(u32, RowInput)]) -> StepPlan {
         tables: Default::default(),
         want: Want::Nothing,
     };
-    StepPlan { slots: Vec::new(), rows: inputs.iter().enumerate().map(row).collect() }
+    StepPlan { slots: Vec::new(), rows: inputs.iter().enumerate().map(row).collect(), ..StepPlan::default() }
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn said(
         output: output.to_vec(),
     };
     let mut speaker = Speaker::new(init);
-    (0..count).map(|_| language.say(&mut speaker).token).collect()
+    (0..count).map(|_| language.say(&mut speaker, None).token).collect()
 }
 
 #[test]

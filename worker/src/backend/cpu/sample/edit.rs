@@ -1,5 +1,7 @@
 //! What a request changes about logits before a token is drawn, in vLLM's order; kept so that it can be undone.
 
+use thalweg_model::grammar::TokenMask;
+
 use super::super::slots::Seen;
 use crate::sampling::SamplingParams;
 
@@ -47,6 +49,25 @@ impl Edits {
             logits[id as usize] = logit;
         }
     }
+}
+
+/// Copies cleaned logits; those of tokens that may not be drawn become minus infinity. Returns the largest.
+pub(super) fn masked(logits: &[f32], mask: &TokenMask, out: &mut Vec<f32>) -> f32 {
+    out.clear();
+    out.resize(logits.len(), f32::NEG_INFINITY);
+    let mut largest = f32::NEG_INFINITY;
+    for (word, at) in mask.words().iter().zip((0..).step_by(32)) {
+        let mut left = *word;
+        while left != 0 {
+            let id = at + left.trailing_zeros() as usize;
+            left &= left - 1;
+            if let (Some(from), Some(to)) = (logits.get(id), out.get_mut(id)) {
+                *to = *from;
+                largest = largest.max(*from);
+            }
+        }
+    }
+    largest
 }
 
 fn penalise(x: f32, count: u32, sampling: &SamplingParams) -> f32 {

@@ -4,6 +4,7 @@
 //! broken model, or every token masked) the token is 0 and its logprob NaN: deterministic, and nobody else's step fails.
 
 use parking_lot::Mutex;
+use thalweg_model::grammar::TokenMask;
 
 use super::arena::{Slabs, each};
 use super::isa::Isa;
@@ -33,6 +34,15 @@ struct Workspace {
     edits: Edits,
     buffers: Buffers,
     sums: Vec<f32>,
+    masked: Vec<f32>,
+}
+
+/// What draws depend on besides logits.
+pub(super) struct Inputs<'a> {
+    pub(super) step: &'a Step,
+    pub(super) slots: &'a Slots,
+    /// By row of the step; behind the end, and where there is None, anything may be drawn.
+    pub(super) masks: &'a [Option<TokenMask>],
 }
 
 /// What one wanted position yielded.
@@ -51,8 +61,7 @@ impl Sampler {
     pub(super) fn run(
         &self,
         pool: &Pool,
-        step: &Step,
-        slots: &Slots,
+        inputs: &Inputs<'_>,
         rows: &[LogitRow],
         logits: &mut [f32],
         out: &mut [Yield],
@@ -66,8 +75,10 @@ impl Sampler {
             let row = &rows[index];
             // SAFETY: each row of logits is one task's.
             let logits = unsafe { logits.get(index) };
-            let draw = slots.draw(step.rows[row.row].slot);
-            **yields[index].lock() = sample_row(pool.isa(), row, draw, logits, workspace);
+            let draw = inputs.slots.draw(inputs.step.rows[row.row].slot);
+            let mask = inputs.masks.get(row.row).and_then(Option::as_ref);
+            **yields[index].lock() =
+                sample_row(pool.isa(), row, draw.map(|draw| (draw, mask)), logits, workspace);
         });
     }
 }
@@ -75,21 +86,40 @@ impl Sampler {
 fn sample_row(
     isa: Isa,
     row: &LogitRow,
-    draw: Option<&Draw>,
+    draw: Option<(&Draw, Option<&TokenMask>)>,
     logits: &mut [f32],
     workspace: &mut Workspace,
 ) -> Yield {
     let largest = clean(isa, logits);
     let raw = Raw { isa, largest };
     let prompt = row.target.map(|(token, top)| raw.logprobs(logits, token, top as usize, workspace));
-    let sampled = row.sample.zip(draw).map(|(output_index, draw)| {
-        let token = sample_token(&raw, output_index, draw, logits, workspace);
+    let sampled = row.sample.zip(draw).map(|(output_index, (draw, mask))| {
+        let token = match mask {
+            None => sample_token(&raw, output_index, draw, logits, workspace),
+            Some(mask) => sample_masked(&raw, output_index, draw, (logits, mask), workspace),
+        };
         match draw.sampling.logprobs {
             Some(top) => raw.logprobs(logits, token, top as usize, workspace),
             None => Logprobs { token, logprob: f32::NAN, rank: 0, top: Vec::new() },
         }
     });
     Yield { prompt, sampled }
+}
+
+/// Among the mask's tokens, on a copy: logprobs are those of all.
+fn sample_masked(
+    raw: &Raw,
+    output_index: u32,
+    draw_by: &Draw,
+    (logits, mask): (&[f32], &TokenMask),
+    workspace: &mut Workspace,
+) -> u32 {
+    let mut masked = std::mem::take(&mut workspace.masked);
+    let largest = edit::masked(logits, mask, &mut masked);
+    let raw = Raw { isa: raw.isa, largest };
+    let token = sample_token(&raw, output_index, draw_by, &mut masked, workspace);
+    workspace.masked = masked;
+    token
 }
 
 fn sample_token(

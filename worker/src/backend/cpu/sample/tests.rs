@@ -14,11 +14,12 @@ struct Position {
     sampling: SamplingParams,
     prompt: Vec<u32>,
     output: Vec<u32>,
+    mask: Option<TokenMask>,
 }
 
 impl Position {
     fn new(logits: &[f32], sampling: SamplingParams) -> Self {
-        Self { logits: logits.to_vec(), sampling, prompt: Vec::new(), output: Vec::new() }
+        Self { logits: logits.to_vec(), sampling, prompt: Vec::new(), output: Vec::new(), mask: None }
     }
 
     fn sample(&self, output_index: u32) -> Logprobs {
@@ -29,7 +30,8 @@ impl Position {
         let row = LogitRow { row: 0, token: 0, target: None, sample: Some(output_index) };
         let mut logits = self.logits.clone();
         let mut workspace = Workspace::default();
-        let result = sample_row(Isa::best(), &row, slots.draw(0), &mut logits, &mut workspace);
+        let draw = slots.draw(0).map(|draw| (draw, self.mask.as_ref()));
+        let result = sample_row(Isa::best(), &row, draw, &mut logits, &mut workspace);
         let restored = logits.iter().zip(&self.logits).all(|(a, b)| a == b || !b.is_finite());
         assert!(restored, "edits stay");
         result.sampled.expect("a token")
@@ -207,7 +209,8 @@ fn a_drawn_token_counts_for_the_next() {
     let tokens: Vec<u32> = (0..5)
         .map(|_| {
             let mut logits = [2.4, 2.0, 1.0];
-            let result = sample_row(Isa::best(), &row, slots.draw(0), &mut logits, &mut Workspace::default());
+            let draw = slots.draw(0).map(|draw| (draw, None));
+            let result = sample_row(Isa::best(), &row, draw, &mut logits, &mut Workspace::default());
             let token = result.sampled.expect("a token").token;
             slots.push(0, token);
             token
@@ -237,6 +240,42 @@ fn logprobs_are_of_the_raw_logits() {
     result.top.iter().for_each(|(id, logprob)| check(*id as usize, *logprob));
 }
 
+/// A masked draw is one over the allowed tokens alone, by whatever way it is drawn, and its logprobs are those of all.
+#[test]
+fn masks_leave_only_what_they_allow() {
+    let logits: Vec<f32> = numbers(3000, 8).iter().map(|x| 4.0 * x).collect();
+    let allowed = [7, 31, 32, 1500, 2999];
+    let mask = TokenMask::of(logits.len(), &allowed);
+    let ways = [
+        random(1),
+        SamplingParams { top_k: 3, ..random(2) },
+        SamplingParams { top_p: 0.999_999, ..random(3) },
+        SamplingParams { logit_bias: vec![(7, 2.0), (8, 100.0)], ..random(4) },
+    ];
+    for sampling in ways {
+        let with_bias = |id: usize| {
+            let bias =
+                sampling.logit_bias.iter().find(|(of, _)| *of as usize == id).map_or(0.0, |(_, bias)| *bias);
+            f64::from(logits[id] + bias)
+        };
+        let mut likeliest: Vec<usize> = allowed.iter().map(|id| *id as usize).collect();
+        likeliest.sort_by(|a, b| with_bias(*b).total_cmp(&with_bias(*a)));
+        likeliest.truncate(if sampling.top_k > 0 { sampling.top_k as usize } else { allowed.len() });
+        let mut weights = vec![0.0; logits.len()];
+        for id in likeliest {
+            weights[id] = (with_bias(id) / f64::from(sampling.temperature)).exp();
+        }
+        Position { mask: Some(mask.clone()), ..Position::new(&logits, sampling) }
+            .check_distribution(&weights);
+    }
+    let greedy = SamplingParams { logprobs: Some(2), ..SamplingParams::greedy() };
+    let masked = Position { mask: Some(mask), ..Position::new(&logits, greedy.clone()) }.sample(0);
+    let free = Position::new(&logits, greedy).sample(0);
+    let best = allowed.into_iter().max_by(|a, b| logits[*a as usize].total_cmp(&logits[*b as usize]));
+    assert_eq!((Some(masked.token), &masked.top), (best, &free.top));
+    assert!(masked.rank > 1 && masked.logprob < free.logprob);
+}
+
 #[test]
 fn no_logprobs_unless_asked_for() {
     let result = Position::new(&[0.0, 1.0], SamplingParams::greedy()).sample(0);
@@ -251,7 +290,8 @@ fn instruction_sets_draw_alike() {
     slots.init(&slot(0, sampling)).expect("a slot");
     for index in 0..50 {
         let row = LogitRow { row: 0, token: 0, target: Some((9, 3)), sample: Some(index) };
-        let run = |isa| sample_row(isa, &row, slots.draw(0), &mut logits.clone(), &mut Workspace::default());
+        let draw = || slots.draw(0).map(|draw| (draw, None));
+        let run = |isa| sample_row(isa, &row, draw(), &mut logits.clone(), &mut Workspace::default());
         Isa::available().into_iter().for_each(|isa| assert_eq!(run(isa), run(Isa::Scalar), "{isa:?}"));
     }
 }

@@ -106,6 +106,7 @@ pub struct SampleArgs {
     pub ends: Address,
     pub last_token: Address,
     pub seen: Address,
+    pub masks: Address,
     pub out: Address,
 }
 

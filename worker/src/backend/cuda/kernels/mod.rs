@@ -253,7 +253,7 @@ impl Kernels {
     pub unsafe fn sample(&self, to: Launcher<'_>, rows: usize, a: SampleArgs) -> Result<(), CudaError> {
         let args = Args::new().address(a.counts).address(a.rows).int(a.first).address(a.logits).int(a.vocab);
         let args = args.address(a.params).address(a.bias).address(a.ends).address(a.last_token);
-        let args = args.address(a.seen).address(a.out);
+        let args = args.address(a.seen).address(a.masks).address(a.out);
         // SAFETY: the caller's promise.
         unsafe { to.launch(self.sample, Grid::of(rows, SAMPLE_THREADS), args) }
     }

@@ -1,0 +1,172 @@
+//! What a client asks for, before anything is compiled.
+
+use std::fmt::Write;
+
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Value, json};
+
+use super::compile::GrammarError;
+use super::limits::{CHOICES_MAX, GRAMMAR_BYTES_MAX, NESTING_MAX, WHITESPACE_MAX};
+
+/// A set of texts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum GrammarSource {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema accepts; the schema's text.
+    JsonSchema(String),
+    /// What a regular expression matches as a whole.
+    Regex(String),
+    /// One of these strings.
+    Choice(Vec<String>),
+    /// A context-free grammar in Lark's notation, from its rule `start`.
+    Lark(String),
+}
+
+impl GrammarSource {
+    /// Key of everything that is kept per grammar.
+    pub(super) fn hash(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        let mut part = |bytes: &[u8]| {
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+        };
+        part(self.kind().as_bytes());
+        match self {
+            Self::JsonObject => {}
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => part(text.as_bytes()),
+            Self::Choice(choices) => choices.iter().for_each(|choice| part(choice.as_bytes())),
+        }
+        hasher.finalize().into()
+    }
+
+    /// What it is, in messages.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::JsonObject => "JSON object",
+            Self::JsonSchema(_) => "JSON schema",
+            Self::Regex(_) => "regular expression",
+            Self::Choice(_) => "choice",
+            Self::Lark(_) => "Lark grammar",
+        }
+    }
+
+    /// The library's form of it, or which bound it is over.
+    pub(super) fn parse(&self) -> Result<TopLevelGrammar, GrammarError> {
+        self.check_size()?;
+        match self {
+            Self::JsonObject => Ok(json_grammar(json!({"type": "object"}))),
+            Self::JsonSchema(text) => parse_schema(text),
+            Self::Regex(text) if text.is_empty() => Err(invalid("it is empty")),
+            Self::Regex(text) => Ok(TopLevelGrammar::from_regex(text)),
+            Self::Choice(choices) => parse_choice(choices),
+            Self::Lark(text) => {
+                check_nesting(text.chars())?;
+                Ok(TopLevelGrammar::from_lark(text.clone()))
+            }
+        }
+    }
+
+    fn check_size(&self) -> Result<(), GrammarError> {
+        let bytes = match self {
+            Self::JsonObject => 0,
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(choices) => choices.iter().map(String::len).sum(),
+        };
+        if bytes > GRAMMAR_BYTES_MAX {
+            return Err(too_large(format!("it has {bytes} bytes, at most {GRAMMAR_BYTES_MAX} are taken")));
+        }
+        Ok(())
+    }
+}
+
+fn parse_schema(text: &str) -> Result<TopLevelGrammar, GrammarError> {
+    check_nesting(outside_strings(text))?;
+    let schema: Value = serde_json::from_str(text).map_err(|error| invalid(format!("no JSON: {error}")))?;
+    match &schema {
+        Value::Object(object) if object.contains_key(OPTIONS) => {
+            Err(invalid(format!("`{OPTIONS}` is no keyword of JSON Schema")))
+        }
+        Value::Object(_) => Ok(json_grammar(schema)),
+        _ => Err(invalid("it must be an object")),
+    }
+}
+
+/// Where the library looks for its options: clients must not turn its checks off.
+pub(super) const OPTIONS: &str = "x-guidance";
+
+fn json_grammar(schema: Value) -> TopLevelGrammar {
+    TopLevelGrammar::from_json_schema(with_whitespace(schema))
+}
+
+/// White space between the parts is bounded, or a model may write nothing else.
+pub(super) fn with_whitespace(mut schema: Value) -> Value {
+    if let Value::Object(object) = &mut schema {
+        let whitespace = format!(r"[\x20\x0A\x0D\x09]{{1,{WHITESPACE_MAX}}}");
+        object.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": whitespace }));
+    }
+    schema
+}
+
+fn parse_choice(choices: &[String]) -> Result<TopLevelGrammar, GrammarError> {
+    if choices.is_empty() {
+        return Err(invalid("it has no strings"));
+    }
+    if choices.len() > CHOICES_MAX {
+        return Err(too_large(format!("it has {} strings, at most {CHOICES_MAX} are taken", choices.len())));
+    }
+    let mut regex = String::new();
+    for (at, choice) in choices.iter().enumerate() {
+        if choice.is_empty() {
+            return Err(invalid(format!("string {at} is empty")));
+        }
+        regex.push_str(if at == 0 { "(?:" } else { "|" });
+        choice.chars().for_each(|char| escape(char, &mut regex));
+    }
+    regex.push(')');
+    Ok(TopLevelGrammar::from_regex(&regex))
+}
+
+/// Letters, digits and blanks stand for themselves, whatever flags and dialects there are.
+fn escape(char: char, regex: &mut String) {
+    if char.is_alphanumeric() || char == ' ' {
+        regex.push(char);
+    } else {
+        // Writing to a string does not fail.
+        let _ = write!(regex, "\\x{{{:x}}}", u32::from(char));
+    }
+}
+
+/// JSON's structure, without what stands in its strings.
+fn outside_strings(text: &str) -> impl Iterator<Item = char> {
+    let (mut inside, mut escaped) = (false, false);
+    text.chars().filter(move |char| {
+        let quote = *char == '"' && !escaped;
+        escaped = inside && *char == '\\' && !escaped;
+        inside ^= quote;
+        !inside
+    })
+}
+
+fn check_nesting(text: impl Iterator<Item = char>) -> Result<(), GrammarError> {
+    let mut depth = 0usize;
+    for char in text {
+        match char {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > NESTING_MAX {
+            return Err(too_large(format!("it nests more than {NESTING_MAX} deep")));
+        }
+    }
+    Ok(())
+}
+
+fn invalid(reason: impl Into<String>) -> GrammarError {
+    GrammarError::Invalid { reason: reason.into() }
+}
+
+fn too_large(reason: String) -> GrammarError {
+    GrammarError::TooLarge { reason }
+}

@@ -1,0 +1,87 @@
+//! Settings of what clients see, and of who they are.
+
+use std::io;
+use std::path::PathBuf;
+
+use http::HeaderValue;
+use prometheus_client::registry::Registry;
+
+use crate::auth::Keys;
+use crate::dialect::{ReasoningParser, ToolCallParser};
+use crate::error::RouterStartError;
+use crate::usage_log::UsageLog;
+
+/// How answers are read before clients get them, and which clients get any.
+#[derive(Clone, Debug, PartialEq, clap::Args, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Surface {
+    /// How tool calls are told from text
+    #[arg(long, env = "THALWEG_TOOL_CALL_PARSER", value_enum, default_value_t = ToolCallParser::default())]
+    pub tool_call_parser: ToolCallParser,
+
+    /// How thoughts are told from the answer, to be sent as reasoning_content
+    #[arg(long, env = "THALWEG_REASONING_PARSER", value_enum, default_value_t = ReasoningParser::default())]
+    pub reasoning_parser: ReasoningParser,
+
+    /// YAML or JSON file of API keys by their SHA-256; changes are taken up while the router runs
+    #[arg(long, env = "THALWEG_API_KEYS_FILE", value_name = "FILE")]
+    pub api_keys_file: Option<PathBuf>,
+
+    /// Let /metrics be read without an API key
+    #[arg(long, env = "THALWEG_METRICS_PUBLIC")]
+    pub metrics_public: bool,
+
+    /// Origins whose pages may call this API from a browser, such as https://chat.example.org; * is any
+    #[arg(long, env = "THALWEG_CORS_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
+    pub cors_allow_origin: Vec<String>,
+
+    /// File to which a JSON line is appended for every generation request that has ended; - is standard output
+    #[arg(long, env = "THALWEG_USAGE_LOG", value_name = "FILE")]
+    pub usage_log: Option<PathBuf>,
+}
+
+/// Variable with API keys in plain text, commas between them. There is no flag for them: what stands on a command line can
+/// be read by everybody on the host.
+pub const API_KEY_VARIABLE: &str = "THALWEG_API_KEY";
+
+impl Surface {
+    /// The keys of the file and of the environment.
+    pub(crate) fn keys(&self) -> Result<Keys, RouterStartError> {
+        let given = std::env::var(API_KEY_VARIABLE).unwrap_or_default();
+        let given: Vec<_> = given.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
+        Keys::load(self.api_keys_file.clone(), &given)
+            .map_err(|error| RouterStartError::Config { option: "api-keys-file".to_owned(), reason: error.to_string() })
+    }
+
+    pub(crate) fn open_usage_log(
+        &self,
+        registry: &mut Registry,
+    ) -> Result<Option<UsageLog>, RouterStartError> {
+        let Some(file) = &self.usage_log else { return Ok(None) };
+        let failed = |error: io::Error| RouterStartError::Config {
+            option: "usage-log".to_owned(),
+            reason: format!("cannot write to {}: {error}", file.display()),
+        };
+        UsageLog::open(file, registry).map(Some).map_err(failed)
+    }
+
+    /// The origins as headers have them.
+    pub(crate) fn origins(&self) -> Result<Vec<HeaderValue>, RouterStartError> {
+        let origin = |text: &String| {
+            let is_origin = text == "*" || (text.contains("://") && !text.ends_with('/'));
+            HeaderValue::from_str(text).ok().filter(|_| is_origin).ok_or_else(|| RouterStartError::Config {
+                option: "cors-allow-origin".to_owned(),
+                reason: format!(
+                    "{text:?} is no origin; give scheme and host, such as https://chat.example.org, or *"
+                ),
+            })
+        };
+        self.cors_allow_origin.iter().map(origin).collect()
+    }
+}
+
+impl Default for Surface {
+    fn default() -> Self {
+        super::flag_defaults()
+    }
+}

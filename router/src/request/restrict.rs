@@ -1,0 +1,34 @@
+//! What a key allows, held against what was asked for.
+
+use crate::auth::Grant;
+use crate::error::RouterError;
+
+use super::fields::invalid;
+use super::{MaxTokens, ValidRequest};
+
+impl ValidRequest {
+    /// Refuses what was explicitly asked for beyond the grant; what was left open stays within it.
+    pub(crate) fn restrict(&mut self, grant: &Grant) -> Result<(), RouterError> {
+        if let Some(most) = grant.output_tokens_max {
+            self.max_tokens = match self.max_tokens {
+                MaxTokens::Explicit(wanted) if wanted > most => {
+                    let message =
+                        format!("`max_tokens` is {wanted}, but this API key allows {most}; lower it");
+                    return Err(invalid("max_tokens".to_owned(), message));
+                }
+                MaxTokens::Explicit(wanted) => MaxTokens::Explicit(wanted),
+                MaxTokens::Default(default) => MaxTokens::Default(default.min(most)),
+            };
+        }
+        if let Some(least) = grant.priority_min {
+            if let Some(wanted) = self.priority.filter(|wanted| *wanted < least) {
+                let message = format!(
+                    "`priority` is {wanted}, but this API key allows {least} and above (lower goes earlier); raise it"
+                );
+                return Err(invalid("priority".to_owned(), message));
+            }
+            self.priority = Some(self.priority.unwrap_or(0).max(least));
+        }
+        Ok(())
+    }
+}
