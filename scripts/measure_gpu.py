@@ -161,4 +161,5 @@ def main():
         print(f"| {name}, {unit} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -58,7 +58,8 @@ def start(binary, model, profile):
     quiet = {"stdout": subprocess.DEVNULL}
     worker = [binary, "worker", "--engine", "sim", "--profile", profile, "--model", model, "--served-model-name", "m"]
     worker += ["--grpc", f"127.0.0.1:{grpc}", "--metrics", f"127.0.0.1:{metrics}", "--max-num-seqs", "256"]
-    worker += ["--max-model-len", "4096", "--kv-cache-memory-bytes", "16GiB", "--log-level", "warn"]
+    worker += ["--max-model-len", "4096", "--max-num-batched-tokens", "8192", "--kv-cache-memory-bytes", "16GiB"]
+    worker += ["--log-level", "warn"]
     router = [binary, "router", "--http", f"127.0.0.1:{http}", "--worker", f"grpc://127.0.0.1:{grpc}", "--log-level", "warn"]
     processes = subprocess.Popen(worker, **quiet), subprocess.Popen(router, **quiet)
     for _ in range(600):

@@ -189,11 +189,14 @@ const TIME_FROM_0: &[&str] = &["-1", "nan", "inf", "1e300", "31536001", "5s", ""
 const NAMES: &[&str] = &["", " ", "a b", "a\nb", "a\u{7}b", "a/b", "\u{17e}"];
 const FILES: &[&str] = &["/nonexistent/file", "/", ""];
 
+/// Subcommands, option, values that it refuses, and what the refusal says.
+type Refused<'a> = (&'a [&'a [&'a str]], &'a str, &'a [&'a str], &'a str);
+
 #[test]
 fn values_out_of_range_are_refused_by_name_and_range() {
     let long = "x".repeat(300);
     let labels = ["", " ", "a\nb", "a\u{7}b", " a", &long];
-    let table: [(&[&[&str]], &str, &[&str], &str); 61] = [
+    let table: [Refused<'_>; 61] = [
         (&[ROUTER, UP], "queue-timeout", TIME, "seconds from 0.001 to 31536000"),
         (&[ROUTER], "request-timeout", TIME, "seconds from 0.001"),
         (&[ROUTER], "client-stall-timeout", TIME, "seconds from 0.001"),

@@ -114,6 +114,10 @@ impl FromStr for ServerUrl {
         if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
             return Err(ParseServerError("a user or a password does not belong into it"));
         }
+        let port = uri.authority().map_or("", |authority| &authority.as_str()[authority.host().len()..]);
+        if !port.is_empty() && uri.port_u16().is_none_or(|port| port == 0) {
+            return Err(ParseServerError("the port is not a number from 1 to 65535"));
+        }
         match (uri.scheme_str(), uri.host()) {
             _ if uri.query().is_some() || base.contains('#') => Err(ParseServerError("it has a ? or a #")),
             (Some("http"), Some(_)) => Ok(Self(base.to_owned())),
@@ -207,7 +211,10 @@ mod tests {
             ("https://a", "https"),
             ("http://u:hunter2@h", "user or a password"),
             ("http://hunter2@h", "user or a password"),
-            ("http://u:hunter2@h:bad", "no URL"),
+            ("http://u:hunter2@h:bad", "user or a password"),
+            ("http://h:bad", "port"),
+            ("http://h:0", "port"),
+            ("http://[::1]:70000", "port"),
             ("http://h?x=hunter2", "?"),
             ("", "no URL"),
         ] {

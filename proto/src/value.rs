@@ -166,7 +166,7 @@ mod tests {
     fn addresses_have_a_port() {
         let good =
             [("[::1]:0", "[::1]:0".parse().unwrap()), ("127.0.0.1:80", "127.0.0.1:80".parse().unwrap())];
-        check(address, &good, &["", "localhost:80", "127.0.0.1", "127.0.0.1:70000", "http://127.0.0.1:80"]);
+        check(address, &good, &["", "localhost:80", "10.1.2.3", "10.1.2.3:70000", "http://10.1.2.3:80"]);
     }
 
     #[test]

@@ -1,4 +1,9 @@
 //! From sources to grammars, within bounds of size and time.
+#![expect(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "a thread at work takes real time, also where tests pause tokio's"
+)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -102,6 +107,8 @@ impl Grammars {
 
     /// The grammar of a source. Waits up to [`COMPILE_TIME_MAX`]: never call it on a reactor.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+        // Before anything waits or is remembered.
+        source.check_size()?;
         let key = source.hash();
         if let Some(known) = lock(&self.0.cache).get(&key) {
             return known;

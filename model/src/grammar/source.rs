@@ -51,9 +51,8 @@ impl GrammarSource {
         }
     }
 
-    /// The library's form of it, or which bound it is over.
+    /// The library's form of it, or which bound it is over. Its size has been checked.
     pub(super) fn parse(&self) -> Result<TopLevelGrammar, GrammarError> {
-        self.check_size()?;
         match self {
             Self::JsonObject => Ok(json_grammar(json!({"type": "object"}))),
             Self::JsonSchema(text) => parse_schema(text),
@@ -67,7 +66,8 @@ impl GrammarSource {
         }
     }
 
-    fn check_size(&self) -> Result<(), GrammarError> {
+    /// What is too large is not even looked at.
+    pub(super) fn check_size(&self) -> Result<(), GrammarError> {
         let bytes = match self {
             Self::JsonObject => 0,
             Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),

@@ -27,10 +27,6 @@ use crate::chat_template::RenderedChat;
 use crate::error::ModelError;
 use crate::grammar::{GrammarError, Grammars};
 
-/// Words whose tokens each thread keeps, never to be given up: up to 255 bytes each, which may take 6 KB. Text has few
-/// words that come often; what is made up to fill memory gets some megabytes.
-const WORDS_KEPT_MAX: usize = 2_000;
-
 type Inner = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 /// A tokenizer, immutable and shared.
@@ -65,7 +61,6 @@ impl Tokenizer {
         let prefix_first = json::take_first_prefix(&mut inner);
         json::check_unk(&inner)?;
         inner.set_encode_special_tokens(true);
-        inner.get_model_mut().resize_cache(WORDS_KEPT_MAX);
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| malformed(format!("{error}")))?;
         let bundle = bundle.clone_without_json();

@@ -1,4 +1,5 @@
 //! What would take long or much is refused within the bounds, and nothing waits for it.
+#![expect(clippy::disallowed_types, clippy::disallowed_methods, reason = "what is measured is real time")]
 
 use std::time::{Duration, Instant};
 

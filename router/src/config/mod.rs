@@ -195,6 +195,7 @@ fn scalars(values: &serde_json::Value) -> Vec<(&str, &serde_json::Value)> {
     fields
         .flat_map(|(name, value)| match value {
             serde_json::Value::Object(_) => scalars(value),
+            serde_json::Value::Bool(_) | serde_json::Value::Array(_) => Vec::new(),
             value => vec![(name.as_str(), value)],
         })
         .collect()

@@ -49,8 +49,10 @@ impl Surface {
     pub(crate) fn keys(&self) -> Result<Keys, RouterStartError> {
         let given = std::env::var(API_KEY_VARIABLE).unwrap_or_default();
         let given: Vec<_> = given.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
-        Keys::load(self.api_keys_file.clone(), &given)
-            .map_err(|error| RouterStartError::Config { option: "api-keys-file".to_owned(), reason: error.to_string() })
+        Keys::load(self.api_keys_file.clone(), &given).map_err(|error| RouterStartError::Config {
+            option: "api-keys-file".to_owned(),
+            reason: error.to_string(),
+        })
     }
 
     pub(crate) fn open_usage_log(

@@ -72,11 +72,7 @@ impl Placed {
         }
     }
 
-    async fn call(
-        &self,
-        message: v1::GenerateRequest,
-        joined: Option<Joined>,
-    ) -> Result<Source, Broken> {
+    async fn call(&self, message: v1::GenerateRequest, joined: Option<Joined>) -> Result<Source, Broken> {
         let worker = self.booking.worker();
         let mut client = worker.client();
         let mut ended = ends(worker.watch_state(), self.hashed.request.deadline).boxed();

@@ -118,22 +118,20 @@ async fn to_the_end(
     }
 }
 
-async fn follow(
-    streaming: &mut Streaming,
-    buffer: &Arc<Buffer>,
-    ender: &ChoiceEnder,
-) -> Result<(), Broken> {
+async fn follow(streaming: &mut Streaming, buffer: &Arc<Buffer>, ender: &ChoiceEnder) -> Result<(), Broken> {
     let Streaming { placed, source, .. } = streaming;
     // The end of an only choice is the end of the generation.
     let many = placed.hashed.request.n > 1;
     loop {
         ender.apply(placed);
         placed.proves_itself();
+        // The channel brings tokens past this loop, and the first ones are what a prompt proves itself by.
+        let is_relayed = source.has_channel() && placed.unproven_from.is_none();
         let progress = &mut placed.hashed.journey.progress;
         if progress.finished() {
             return Ok(());
         }
-        if source.has_channel() {
+        if is_relayed {
             let interrupt = async { if many { ender.more().await } else { std::future::pending().await } };
             source.relay(progress, buffer, interrupt).await?;
             continue;

@@ -133,7 +133,8 @@ fn strings(fields: &Fields<'_>, name: &str) -> Result<Vec<String>, RouterError> 
 }
 
 fn of_schema(schema: &Map<String, Value>) -> GrammarSource {
-    GrammarSource::JsonSchema(Value::Object(schema.clone()).to_string())
+    // A map of JSON values always has a text.
+    GrammarSource::JsonSchema(serde_json::to_string(schema).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -78,6 +78,7 @@ impl Stage {
             grammar: None,
             n: 1,
             tenant: "default".to_owned(),
+            tenant_limit: None,
             scope: v1::CacheScope { scope: "default".to_owned(), salt: String::new() },
             adapter: String::new(),
             priority: 0,

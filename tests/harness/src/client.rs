@@ -13,6 +13,8 @@ use crate::http::{EventStream, HttpClient};
 
 /// No request of these tests takes so long; one that does hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Before a refused client tries again; SDKs wait longer. Without it the clients alone would take both cores.
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
 /// What became of one request.
 #[derive(Clone, Debug, Default)]
@@ -160,8 +162,13 @@ impl Load {
                 let (mut outcomes, tokens) = (Vec::new(), AtomicUsize::default());
                 while !stop.load(Ordering::Relaxed) {
                     let body = body(number.fetch_add(1, Ordering::Relaxed));
-                    outcomes.push(ask(&router, path, &body, &tokens).await);
+                    let outcome = ask(&router, path, &body, &tokens).await;
+                    let refused = outcome.status == 429;
+                    outcomes.push(outcome);
                     ended.fetch_add(1, Ordering::Relaxed);
+                    if refused {
+                        tokio::time::sleep(REFUSED_PAUSE).await;
+                    }
                 }
                 outcomes
             })

@@ -16,7 +16,7 @@ use super::load::{Counters, KvUsage, LoadSnapshot, Observations};
 use super::rates::RateMeter;
 use super::request::{ChoiceDelta, EngineEvent, EngineRequest};
 use crate::plan::{StepMasks, StepOutput, StepPlan};
-use crate::scheduler::{Scheduler, StepMismatch};
+use crate::scheduler::{Scheduler, StepMismatch, Update};
 
 /// All state of an engine but the device's.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(super) struct EngineCore {
     block_tokens: usize,
     max_model_len: usize,
     requests: BTreeMap<Ticket, LiveRequest>,
+    /// What steps have brought, with the time, before it is made into deliveries: the next step is planned first.
+    brought: Vec<(Vec<Update>, Duration)>,
     deliveries: Vec<Delivery>,
     steps: u64,
     rates: RateMeter,
@@ -51,6 +53,7 @@ impl EngineCore {
             block_tokens: config.block_tokens,
             max_model_len: config.max_model_len,
             requests: BTreeMap::new(),
+            brought: Vec::new(),
             deliveries: Vec::new(),
             steps: 0,
             rates: RateMeter::default(),
@@ -83,6 +86,7 @@ impl EngineCore {
 
     /// Ends a request early, if it is not over.
     pub(super) fn abort(&mut self, ticket: Ticket) {
+        self.digest();
         let Some(mut live) = self.requests.remove(&ticket) else { return };
         let (event, keys) = live.abort(&mut self.ledger);
         keys.into_iter().for_each(|key| self.scheduler.abort(key));
@@ -91,6 +95,7 @@ impl EngineCore {
 
     /// Ends some choices of a request early, those that are not over; the others go on.
     pub(super) fn abort_choices(&mut self, ticket: Ticket, choices: &[u32], now: Duration) {
+        self.digest();
         let Some(live) = self.requests.get_mut(&ticket) else { return };
         if live.are_all_open_in(choices) {
             return self.abort(ticket);
@@ -113,12 +118,23 @@ impl EngineCore {
         Some(planned.plan)
     }
 
-    /// The oldest submitted step's output, to be told to those whom it concerns.
+    /// The oldest submitted step's output, to be told with the next `digest`.
     pub(super) fn complete(&mut self, output: StepOutput, now: Duration) -> Result<(), StepMismatch> {
         let completed = self.scheduler.complete(output)?;
         self.steps += 1;
         self.rates.record(completed.prefill_tokens, completed.decode_rows, completed.seconds);
-        let mut updates = completed.updates;
+        self.brought.push((completed.updates, now));
+        Ok(())
+    }
+
+    /// Makes deliveries of what steps have brought.
+    pub(super) fn digest(&mut self) {
+        for (updates, at) in std::mem::take(&mut self.brought) {
+            self.digest_step(updates, at);
+        }
+    }
+
+    fn digest_step(&mut self, mut updates: Vec<Update>, now: Duration) {
         // Nearly in order as they come; choices of one request must be neighbours.
         updates.sort_by_key(|update| update.key.request);
         let mut updates = updates.into_iter().peekable();
@@ -129,14 +145,21 @@ impl EngineCore {
                 news.for_each(drop);
                 continue;
             };
-            let deltas = news.filter_map(|update| live.delta(update, now, &mut self.ledger)).collect();
+            let (mut deltas, mut failure) = (Vec::new(), None);
+            for mut update in news {
+                failure = failure.or(update.failure.take());
+                deltas.extend(live.delta(update, now, &mut self.ledger));
+            }
+            if let Some(reason) = failure {
+                self.fail_one(ticket, Refusal::Grammar { reason });
+                continue;
+            }
             let delivery = live.deliver(ticket, deltas, now, &mut self.ledger);
             if delivery.is_last {
                 self.requests.remove(&ticket);
             }
             self.deliveries.push(delivery);
         }
-        Ok(())
     }
 
     /// What may be drawn in the constrained rows of the oldest step in flight, once, if it has any.
@@ -154,6 +177,7 @@ impl EngineCore {
 
     /// Ends every request with an error; whatever it had streamed stays valid.
     pub(super) fn fail(&mut self, refusal: &Refusal) {
+        self.digest();
         for (ticket, live) in std::mem::take(&mut self.requests) {
             self.deliveries.push(Delivery {
                 ticket,

@@ -132,6 +132,7 @@ impl EngineThread {
     /// Hands out what is new; nothing here waits. Figures go first, so that whoever has read a stream's end finds it
     /// counted.
     fn tell(&mut self) {
+        self.core.digest();
         let snapshot = self.core.snapshot();
         self.inbox.set_backlog(Backlog::of(&snapshot));
         self.core.hand_over_observations(&self.observations);

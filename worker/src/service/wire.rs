@@ -2,7 +2,9 @@
 
 use thalweg_proto::v1;
 
-use crate::engine::{ChannelEvent, ChoiceDelta, EngineEvent, FinishReason, LoadSnapshot, PromptInfo, Rates, Refusal};
+use crate::engine::{
+    ChannelEvent, ChoiceDelta, EngineEvent, FinishReason, LoadSnapshot, PromptInfo, Rates, Refusal,
+};
 use crate::plan::Logprobs;
 
 /// Who speaks: part of every load report.

@@ -81,7 +81,7 @@ fn in_a_process_of_its_own() {
     // SAFETY: the one reads nothing; the other fails, as it is meant to.
     unsafe { launcher.launch(kernel(&name), Grid::of(1, 1), Args::new().u64(argument)) }.expect("a launch");
     let rows = vec![row(0, RowInput::Tokens(vec![1, 2, 3]), 0, Want::Sample { output_index: 0 })];
-    let plan = StepPlan { slots: vec![start(0, SamplingParams::greedy())], rows };
+    let plan = StepPlan { slots: vec![start(0, SamplingParams::greedy())], rows, ..StepPlan::default() };
     let step = runner.submit(plan).expect("the process ends before it is told");
     let output = runner.collect(step);
     panic!("the process goes on: {output:?}");

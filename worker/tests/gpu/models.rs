@@ -425,7 +425,7 @@ fn adapters_are_those_of_the_cpu_and_rows_those_alone() {
         assert!(run(&mut together, starts, rows.collect()) == answers, "rows differ from those alone");
     }
     let mut alone = runner(&model, config(1));
-    let plan = StepPlan { slots: Vec::new(), rows: vec![adapted(0, &[1], 0, Want::Nothing, 3)] };
+    let plan = StepPlan { rows: vec![adapted(0, &[1], 0, Want::Nothing, 3)], ..StepPlan::default() };
     let error = alone.submit(plan).expect_err("two adapters").to_string();
     assert!(error.contains("adapter 3 of 2"), "{error}");
 }

@@ -150,7 +150,7 @@ fn may_follow(matcher: &mut Matcher, sampling: &SamplingParams, index: usize) ->
     let is_ignored = |id: &u32| matcher.eos_ids().contains(id) && !is_end(id);
     let too_early = index < sampling.min_tokens as usize;
     let ids = matcher.copy().mask(&sampling.end_ids).unwrap().ids();
-    let ids: Vec<u32> = ids.into_iter().filter(|id| !is_ignored(id) && !(too_early && is_end(id))).collect();
+    let ids: Vec<u32> = ids.into_iter().filter(|id| !(is_ignored(id) || too_early && is_end(id))).collect();
     (!ids.is_empty()).then(|| TokenMask::of(VOCAB as usize, &ids))
 }
 

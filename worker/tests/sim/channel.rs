@@ -16,8 +16,8 @@ type Messages = Streaming<v1::ChannelMessage>;
 
 async fn open(client: &mut WorkerClient<Channel>) -> (u64, Messages) {
     let ask = v1::OpenChannelRequest { router_id: "test".to_owned() };
-    let mut messages = client.open_channel(ask).await.unwrap().into_inner();
-    let greeting = messages.message().await.unwrap().unwrap();
+    let mut messages = client.open_channel(ask).await.expect("a channel").into_inner();
+    let greeting = messages.message().await.expect("open").expect("a greeting");
     assert!(greeting.channel > 0 && greeting.responses.is_empty(), "{greeting:?}");
     (greeting.channel, messages)
 }
@@ -31,7 +31,8 @@ async fn read_channel(messages: &mut Messages, ends: usize) -> BTreeMap<u64, (Ve
     let mut by_attempt: BTreeMap<u64, (Vec<u32>, usize)> = BTreeMap::new();
     let mut ended = 0;
     while ended < ends {
-        let message = timeout(PATIENCE, messages.message()).await.unwrap().unwrap().unwrap();
+        let message =
+            timeout(PATIENCE, messages.message()).await.expect("in time").expect("open").expect("a message");
         for response in message.responses {
             let (tokens, prompts) = by_attempt.entry(response.attempt_id).or_default();
             *prompts += usize::from(response.prompt.is_some());
@@ -78,7 +79,9 @@ async fn what_a_channel_does_not_take_comes_by_the_stream() {
     assert_eq!(generate(&mut client, unknown).await.unwrap().tokens().len(), 5);
     sim.switch(&format!("{FAST}faults: {{slow_seconds: 0.001}}"));
     let spoilt = async {
-        while generate(&mut client, joining(channel, ATTEMPT, &[7; 20], 5)).await.unwrap().choices.is_empty() {}
+        while generate(&mut client, joining(channel, ATTEMPT, &[7; 20], 5)).await.unwrap().choices.is_empty()
+        {
+        }
     };
     timeout(PATIENCE, spoilt).await.expect("a stream that faults can spoil");
     worker.shutdown(Duration::ZERO).await;
@@ -91,7 +94,7 @@ async fn nobody_decodes_for_a_reader_that_is_gone() {
     for drops_channel in [true, false] {
         let (channel, mut messages) = open(&mut client).await;
         let mut stream = client.generate(joining(channel, 1, &[3; 20], 900)).await.unwrap().into_inner();
-        timeout(PATIENCE, messages.message()).await.unwrap().unwrap().unwrap();
+        timeout(PATIENCE, messages.message()).await.expect("in time").expect("open").expect("a message");
         load_until(&mut client, |load| load.running == 1).await;
         if drops_channel {
             drop(messages);

@@ -11,7 +11,7 @@ pub(super) fn calls(code: &str) -> Option<Vec<(String, Value)>> {
     let mut reader = Reader { rest: code.trim() };
     let listed = reader.takes('[');
     let mut calls = Vec::new();
-    while !reader.rest.is_empty() && !(listed && reader.takes(']')) {
+    while !(reader.rest.is_empty() || listed && reader.takes(']')) {
         calls.push(reader.call()?);
         let _ = reader.takes(',') || reader.takes(';');
     }

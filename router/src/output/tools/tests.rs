@@ -224,7 +224,7 @@ fn arguments_come_in_pieces() {
     let mut kinds = Vec::new();
     for piece in ["<tool_call>{\"name\": \"get_weather\", \"arg", "uments\": {\"city\"", ": \"Os", "lo\"}}"] {
         reader.push(piece, &mut parts);
-        kinds.push(parts.drain(..).collect::<Vec<_>>());
+        kinds.push(std::mem::take(&mut parts));
     }
     assert_eq!(kinds[0], []);
     let arguments: Vec<_> = kinds[1..]

@@ -1,7 +1,7 @@
 //! cublasLt's plans for a model, found by time before the first step.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use tokio::time::Instant;
 
 use super::blas::Blas;
 use super::buffers::Buffers;

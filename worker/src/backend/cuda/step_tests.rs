@@ -135,7 +135,7 @@ fn many_queries_take_tiles() {
     assert_eq!(step.items[0].whole.iter().map(|item| item.q_start).collect::<Vec<_>>(), [32, 16, 0]);
     // Of two rows: the longer half of each, then what is shorter.
     let rows = [0, 1].map(|slot| row(slot, tokens(520), 0, Some(20), Want::Nothing));
-    let plan = StepPlan { slots: Vec::new(), rows: rows.into() };
+    let plan = StepPlan { rows: rows.into(), ..StepPlan::default() };
     let ways = Ways { whole_rows: 512, prefill: true, runs: None };
     let (step, _) = loaded(&plan, &Limits { ways, max_tokens: 2000, vocab: 1000, ..limits() }).unwrap();
     let order: Vec<_> = step.items[0].whole.iter().map(|item| (item.row, item.q_start)).collect();

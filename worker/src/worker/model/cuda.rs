@@ -22,13 +22,13 @@ const BATCHED_TOKENS: u32 = 2048;
 
 /// The GPU with all that its one worker needs, until that worker takes it.
 pub(super) struct Loaded {
-    device: Mutex<Option<CudaBackend>>,
+    device: Mutex<Option<Box<CudaBackend>>>,
 }
 
 impl Loaded {
     pub(super) fn runner(&self) -> Result<Box<dyn Runner>, StartError> {
         let device = self.device.lock().take().ok_or_else(|| one_worker(2))?;
-        Ok(Box::new(DeviceRunner::new(device)))
+        Ok(Box::new(DeviceRunner::new(*device)))
     }
 }
 
@@ -137,7 +137,7 @@ pub(super) fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result
         hardware: gpu.name().to_lowercase().replace(' ', "-"),
         weight_bytes,
         bundle,
-        loaded: super::Loaded::Cuda(Loaded { device: Mutex::new(Some(device)) }),
+        loaded: super::Loaded::Cuda(Loaded { device: Mutex::new(Some(Box::new(device))) }),
     })
 }
 

@@ -182,7 +182,7 @@ fn bias_and_minimum_length() {
 fn penalties() {
     let check = |sampling, prompt: &[u32], output: &[u32], logits: &[f32], expected| {
         let (prompt, output) = (prompt.to_vec(), output.to_vec());
-        let position = Position { logits: logits.to_vec(), sampling, prompt, output };
+        let position = Position { logits: logits.to_vec(), sampling, prompt, output, mask: None };
         assert_eq!(position.token(), expected);
     };
     let repetition = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::greedy() };
