@@ -17,11 +17,11 @@ pub enum ToolCallParser {
     Auto,
     /// Calls are text
     None,
-    /// <tool_call>{"name": .., "arguments": ..}</tool_call>: Hermes, Qwen2.5, Qwen3, SmolLM2
+    /// JSON between tool_call tags: Hermes, Qwen2.5, Qwen3, SmolLM2
     Hermes,
-    /// {"name": .., "parameters": ..}, perhaps behind <|python_tag|>: Llama 3
+    /// JSON with name and parameters, perhaps behind python_tag: Llama 3
     Llama3Json,
-    /// [TOOL_CALLS]
+    /// JSON behind TOOL_CALLS
     Mistral,
     /// JSON or Python, perhaps in a fence: Gemma 3
     Gemma3,
@@ -34,14 +34,14 @@ pub enum ToolCallParser {
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum ReasoningParser {
-    /// <think>..</think> where the model's chat template knows these marks
+    /// Between think tags, where the model's chat template knows them
     #[default]
     Auto,
     /// Thoughts are text
     None,
-    /// What stands between <think> and </think>
+    /// What stands between think tags
     Qwen3,
-    /// Everything before </think>, also without <think>
+    /// Everything before the closing think tag, also without an opening one
     DeepseekR1,
 }
 

@@ -9,7 +9,7 @@ use redis::{ErrorKind, RedisError};
 pub enum RedisIndexError {
     /// The URL of the index makes no sense.
     #[error(
-        "{reason}; expected redis://[user:password@]host:port[/db], rediss:// for TLS, \
+        "{reason}; expected redis://host:port[/db], with user:password@ before the host where it asks for them, rediss:// for TLS, \
          redis+sentinel://host:port,host:port/master-name or redis+cluster://host:port,host:port"
     )]
     Url {
@@ -125,7 +125,7 @@ impl RedisIndexError {
         // A password may have been written in the user's place.
         let user = match user {
             Some(user) => {
-                detail = detail.replace(user, "USER");
+                detail = without(&detail, user);
                 "the URL's user"
             }
             None => "user default",
@@ -143,6 +143,22 @@ impl RedisIndexError {
     }
 }
 
+/// The text with USER for every word that is the user's name: parts of other words tell nothing.
+fn without(text: &str, user: &str) -> String {
+    let is_inner = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+    let (mut shown, mut copied) = (String::with_capacity(text.len()), 0);
+    for (at, name) in text.match_indices(user) {
+        let (before, after) = (text[..at].chars().next_back(), text[at + name.len()..].chars().next());
+        if !name.is_empty() && !is_inner(before) && !is_inner(after) {
+            shown.push_str(&text[copied..at]);
+            shown.push_str("USER");
+            copied = at + name.len();
+        }
+    }
+    shown.push_str(&text[copied..]);
+    shown
+}
+
 /// The code of the reply, or of the first that failed in a pipeline.
 fn code_of(error: &RedisError) -> &str {
     let text = || {
@@ -151,4 +167,19 @@ fn code_of(error: &RedisError) -> &str {
             .find(|code| error.to_string().contains(code))
     };
     error.code().or_else(text).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_users_name_is_left_out_where_it_stands_alone() {
+        assert_eq!(without("Connection refused", "u"), "Connection refused");
+        assert_eq!(
+            without("User hunter2 has no access ('hunter2')", "hunter2"),
+            "User USER has no access ('USER')"
+        );
+        assert_eq!(without("nothing", ""), "nothing");
+    }
 }

@@ -31,7 +31,7 @@ pub struct Surface {
     #[arg(long, env = "THALWEG_METRICS_PUBLIC")]
     pub metrics_public: bool,
 
-    /// Origins whose pages may call this API from a browser, such as https://chat.example.org; * is any
+    /// Origins whose pages may call this API from a browser, such as `https://chat.example.org`; * is any
     #[arg(long, env = "THALWEG_CORS_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_allow_origin: Vec<String>,
 

@@ -1,6 +1,7 @@
 //! The CPU backend: weights packed for vector instructions, a paged KV cache, and every operation bitwise independent of batch
 //! mates, chunking and thread count. Modules stand in the order in which a step meets them.
 
+#[cfg(feature = "cuda")]
 pub(crate) use adapter::Product;
 pub use adapter::RANK_MAX;
 pub use config::{BLOCK_TOKENS, CpuBackendConfig, kv_block_bytes, logit_rows_per_pass, scratch_bytes};
