@@ -10,11 +10,14 @@ use crate::support::{answers, prompt, quantile, seconds, short_or_long, sim, str
 
 /// 20 ms a step and at most 8 sequences: 400 tokens a second a worker.
 const NARROW: &str = "step: {base_seconds: 0.02, prefill_token_seconds: 0.0001}";
+/// 99 of 100 refusals come within it. The short form shares two cores with other tests, so its bound is for hangs alone.
+const REFUSAL_LONG: Duration = Duration::from_millis(50);
+const REFUSAL_SHORT: Duration = Duration::from_millis(250);
 /// Time to the first token that counts as served in time.
 const SLO: Duration = Duration::from_secs(2);
 
-/// Ten times more clients than room: answers within the SLO stay within 10% of their peak, refusals come within 50 ms, and
-/// the router's memory stands still.
+/// Ten times more clients than room: answers within the SLO stay within 10% of their peak, refusals come within
+/// 50 ms (long form), and the router's memory stands still.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn overload_costs_no_goodput() {
     let plan = sim(NARROW).workers(2).worker_args(&["--max-num-seqs", "8"]);
@@ -43,7 +46,7 @@ async fn overload_costs_no_goodput() {
     eprintln!("{refusals} refused, p99 {slowest:?}; router {} -> {} MiB", before >> 20, after >> 20);
     assert!(refusals > overloaded.len() / 4, "{refusals} of {} refused: no overload", overloaded.len());
     assert!(good as f64 >= 0.9 * peak as f64, "in time {good}, {peak} at the peak");
-    assert!(slowest < Duration::from_millis(50), "p99 of refusals {slowest:?}");
+    assert!(slowest < short_or_long(REFUSAL_SHORT, REFUSAL_LONG), "p99 of refusals {slowest:?}");
     assert!(after < before + (32 << 20), "the router grew from {before} to {after} bytes");
     fleet.at_rest().await;
     fleet.finish().await;

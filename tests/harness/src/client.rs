@@ -13,8 +13,9 @@ use crate::http::{EventStream, HttpClient};
 
 /// No request of these tests takes so long; one that does hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Before a refused client tries again; SDKs wait longer. Without it the clients alone would take both cores.
-const REFUSED_PAUSE: Duration = Duration::from_millis(100);
+/// Shortest time before a refused client tries again, and twice it the longest; SDKs wait longer. Without it the clients alone
+/// would take both cores, and if it were always the same they would come in waves.
+const REFUSED_PAUSE: Duration = Duration::from_millis(60);
 
 /// What became of one request.
 #[derive(Clone, Debug, Default)]
@@ -161,13 +162,14 @@ impl Load {
             tokio::spawn(async move {
                 let (mut outcomes, tokens) = (Vec::new(), AtomicUsize::default());
                 while !stop.load(Ordering::Relaxed) {
-                    let body = body(number.fetch_add(1, Ordering::Relaxed));
+                    let number = number.fetch_add(1, Ordering::Relaxed);
+                    let body = body(number);
                     let outcome = ask(&router, path, &body, &tokens).await;
                     let refused = outcome.status == 429;
                     outcomes.push(outcome);
                     ended.fetch_add(1, Ordering::Relaxed);
                     if refused {
-                        tokio::time::sleep(REFUSED_PAUSE).await;
+                        tokio::time::sleep(REFUSED_PAUSE + REFUSED_PAUSE * (number % 64) as u32 / 64).await;
                     }
                 }
                 outcomes
