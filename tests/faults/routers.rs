@@ -78,11 +78,7 @@ async fn a_drain_limit_ends_streams_with_an_error_event() {
     all_have(&long, 10).await;
     fleet.routers[0].signal("TERM");
     assert_no_failures("streams within the limit", &Running::outcomes(short).await);
-    for outcome in Running::outcomes(long).await {
-        let error = outcome.error.unwrap_or_default();
-        assert!(error.contains("\"message\""), "no error event but {error:?}");
-        assert_eq!(outcome.status, 200);
-    }
+    all_end_with_an_error_event(long).await;
     assert_eq!(fleet.router_ended(0, seconds(3)).await, Some(0));
     fleet.at_rest().await;
     fleet.finish().await;
@@ -108,11 +104,7 @@ async fn a_second_sigterm_cuts_a_drain_short() {
     fleet.routers[0].signal("TERM");
     fleet.routers[0].process().logged("shutting down");
     fleet.routers[0].signal("TERM");
-    for outcome in Running::outcomes(running).await {
-        let error = outcome.error.unwrap_or_default();
-        assert!(error.contains("\"message\""), "no error event but {error:?}");
-        assert_eq!(outcome.status, 200);
-    }
+    all_end_with_an_error_event(running).await;
     assert_eq!(fleet.router_ended(0, seconds(3)).await, Some(0));
     fleet.at_rest().await;
     fleet.finish().await;
@@ -143,4 +135,13 @@ async fn routers_balance_what_they_do_not_see() {
     assert!(counts.iter().all(|count| (count - mean).abs() <= 0.3 * mean), "{counts:?}");
     assert_no_failures("three routers", &Running::outcomes(running).await);
     fleet.finish().await;
+}
+
+/// Not with a bare cut, though their streams had begun.
+async fn all_end_with_an_error_event(running: Vec<Running>) {
+    for outcome in Running::outcomes(running).await {
+        let error = outcome.error.unwrap_or_default();
+        assert!(error.contains("\"message\""), "no error event but {error:?}");
+        assert_eq!(outcome.status, 200);
+    }
 }

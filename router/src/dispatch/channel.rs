@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use thalweg_proto::trust::TrustedChannel;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_client::WorkerClient;
@@ -20,15 +19,13 @@ use super::generation::GenerationEvent;
 use super::progress::Progress;
 use crate::error::RouterError;
 use crate::workers::Worker;
+use crate::workers::failures::Life;
 use crate::workers::health::HealthState;
 
 /// How workers say that they have channels.
 const FEATURE: &str = "channel";
 /// Between the end of a worker's channel and the next one: meanwhile each request has its own stream.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
-
-/// One life of a worker.
-type Life = (WorkerId, WorkerEpoch);
 
 /// The channels of all workers.
 #[derive(Default)]
@@ -91,7 +88,7 @@ impl Channels {
         if !worker.about.features.iter().any(|feature| feature == FEATURE) {
             return None;
         }
-        let life = (worker.id.clone(), worker.epoch);
+        let life = worker.life();
         let channel = Arc::clone(self.by_life.lock().entry(life.clone()).or_insert_with(|| {
             let channel = Arc::new(Channel::default());
             let request = v1::OpenChannelRequest { router_id: router_id.to_owned() };
