@@ -21,6 +21,7 @@ GEMMA   := $(MODELS)/gemma-3-270m-q4_k_m.gguf
 TINY    := .cache/tiny
 VENV    := .venv
 CUDA    := --features cuda --locked
+SERVICES := redis-server redis-sentinel etcd-server etcd-client
 WITH_NVCC = NVCC="$$($(PYTHON) scripts/nvcc.py --find)"
 
 export THALWEG_TEST_MODELS ?= $(abspath $(MODELS))
@@ -81,9 +82,10 @@ fmt: ## Format everything
 
 # Tests start their own Redis and etcd on free ports; nothing of the system's is touched.
 services: ## Redis and etcd for the tests: Debian's packages, where they are missing
-	@if ! command -v redis-server >/dev/null || ! command -v redis-sentinel >/dev/null || ! command -v etcd >/dev/null; then \
+	@for tool in redis-server redis-sentinel etcd etcdctl; do command -v $$tool >/dev/null || missing=1; done; \
+	if [ "$$missing" ]; then \
 	  root=$$([ "$$(id -u)" = 0 ] || echo sudo); \
-	  set -x; $$root apt-get update -qq && $$root apt-get install -y -qq --no-install-recommends redis-server redis-sentinel etcd-server; \
+	  set -x; $$root apt-get update -qq && $$root apt-get install -y -qq --no-install-recommends $(SERVICES); \
 	fi
 
 test-models: $(SMOLLM2) $(GEMMA) $(TINY)/ready ## What tests read, where it is missing

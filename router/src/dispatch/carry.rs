@@ -67,6 +67,9 @@ impl Dispatcher {
             self.workers.lost(worker, Instant::now());
         }
         hashed.trial = None;
+        // Who leaves may not have reported it yet; all others refused too, or it would not have been asked twice.
+        let no_room = broken.is_overload()
+            || (broken.is_hand_over() && hashed.journey.has_tried(&worker.id, worker.epoch));
         let verdict = hashed.journey.failed(&broken, worker.life(), blamed, self.limits);
         let worker = worker.id.clone();
         // It is not on that worker any more while it waits for another one.
@@ -79,7 +82,7 @@ impl Dispatcher {
         }
         let (request, tokens) = (hashed.request.request_id.as_str(), hashed.journey.progress.tokens());
         tracing::info!(request, %worker, reason, tokens, ?broken, "trying another worker");
-        if broken.is_overload() {
+        if no_room {
             self.wait_for_room(&mut hashed, &broken).await?;
         }
         Ok((hashed, permit))

@@ -88,8 +88,8 @@ impl Journey {
         if fruitful {
             self.tries = 0;
         }
-        // A full worker has not failed: the request waits for room again, as long as its time allows.
-        if broken.is_overload() && !fruitful {
+        // A worker that is full or about to leave has not failed: the request waits for room again, as long as its time allows.
+        if (broken.is_overload() || broken.is_hand_over()) && !fruitful {
             return if self.begun() { Verdict::Resume } else { Verdict::Retry };
         }
         self.failures += 1;
@@ -170,7 +170,7 @@ mod tests {
         attempts.extend([(5, Broken::ended_early(), false)]);
         check("tries count from the last token", &attempts, "resume");
         check("handed over often", &vec![(5, refused(Draining), false); 8], "resume");
-        check("handed over without having done a thing", &three(&refused(Draining)), "draining");
+        check("turned away by all who leave", &vec![(0, refused(Draining), false); 20], "retry");
         check("at some time it is enough", &vec![(5, refused(Draining), false); 16], "draining");
     }
 

@@ -80,10 +80,19 @@ async fn errors_that_are_the_requests_own_are_not_tried_again() {
 
 #[tokio::test]
 async fn tries_are_bounded() {
-    let stage = stage(5, vec![Step::Refuse(ErrorCode::Draining); 9]).await;
+    let stage = stage(5, vec![Step::Refuse(ErrorCode::Unavailable); 9]).await;
     let error = stage.dispatch(3).await.map(drop).unwrap_err();
-    assert_eq!(error.code, ErrorCode::Draining);
+    assert_eq!(error.code, ErrorCode::Unavailable);
     assert_eq!(stage.scene.seen().len(), 3);
+    stage.wait_until_idle().await;
+}
+
+/// All of a fleet are told to leave at once; their successors come under other addresses.
+#[tokio::test]
+async fn who_is_turned_away_by_all_who_leave_waits_for_those_who_come() {
+    let stage = stage(2, vec![Step::Refuse(ErrorCode::Draining); 7]).await;
+    assert_eq!(read(stage.dispatch(3).await.unwrap()).await, (vec![0, 1, 2], Ok(())));
+    assert_eq!(stage.scene.seen().len(), 8);
     stage.wait_until_idle().await;
 }
 

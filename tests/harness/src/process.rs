@@ -1,5 +1,6 @@
 //! One child process with JSON logs, which can be hurt in every way that a system knows; killed when dropped.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -18,6 +19,8 @@ pub struct Process {
     child: Child,
     events: Receiver<Value>,
     seen: Vec<Value>,
+    /// How many events with each message `logged` has returned.
+    returned: HashMap<String, usize>,
     stdout: Receiver<String>,
     readers: Vec<JoinHandle<()>>,
 }
@@ -37,7 +40,8 @@ impl Process {
         let (events, event_reader) = lines(child.stderr.take().expect("piped"), |line| {
             serde_json::from_str(&line).unwrap_or(Value::String(line))
         });
-        Self { child, events, seen: Vec::new(), stdout, readers: vec![stdout_reader, event_reader] }
+        let readers = vec![stdout_reader, event_reader];
+        Self { child, events, seen: Vec::new(), returned: HashMap::new(), stdout, readers }
     }
 
     /// The next line on stdout.
@@ -48,16 +52,17 @@ impl Process {
         }
     }
 
-    /// The next log event with this message.
+    /// The next log event with this message, in whatever order others came.
     pub fn logged(&mut self, message: &str) -> Value {
+        let before = self.returned.get(message).copied().unwrap_or_default();
+        let fits = |event: &&Value| event["message"] == message;
         loop {
+            if let Some(event) = self.seen.iter().filter(fits).nth(before) {
+                self.returned.insert(message.to_owned(), before + 1);
+                return event.clone();
+            }
             match self.events.recv_timeout(PATIENCE) {
-                Ok(event) => {
-                    self.seen.push(event.clone());
-                    if event["message"] == message {
-                        return event;
-                    }
-                }
+                Ok(event) => self.seen.push(event),
                 Err(error) => panic!("{message:?} was not logged: {error}; log: {:?}", self.seen),
             }
         }

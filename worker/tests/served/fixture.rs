@@ -1,7 +1,5 @@
 //! One worker over real gRPC, and a client that checks what every stream must hold to.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
-
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};

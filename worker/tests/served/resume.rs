@@ -1,12 +1,11 @@
 //! A choice goes on where it stopped, bit for bit: on another worker, with nothing but what its router received.
 
-mod served;
-
 use std::sync::Arc;
 
-use served::{Choice, Fixture, generate, load, request, sampled, serve_alone, smollm2};
 use thalweg_proto::v1;
 use thalweg_worker::worker::SharedModel;
+
+use crate::fixture::{Choice, Fixture, generate, load, request, sampled, serve_alone, smollm2};
 
 type Change = fn(&mut v1::SamplingParams);
 

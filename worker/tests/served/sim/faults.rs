@@ -11,8 +11,9 @@ use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 use tokio::time::{Instant, timeout};
 
-use crate::served::{Fixture, PATIENCE, generate, load_until, metric, read, request, serve};
-use crate::{FAST, Sim, start, tokenizer};
+use super::{FAST, Sim, start, tokenizer};
+use crate::fixture::{Fixture, PATIENCE, generate, load_until, metric, read, request, serve};
+
 /// Faults of streams, which their reader sees.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_go_wrong_as_told() {
@@ -204,7 +205,7 @@ async fn a_prompt_that_aborts_takes_the_process_along() {
         let _ = generate(&mut client, request(&[1, 7, 8, 9], 4)).await;
         return;
     }
-    let name = "faults::a_prompt_that_aborts_takes_the_process_along";
+    let name = "sim::faults::a_prompt_that_aborts_takes_the_process_along";
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     let child = child.args(["--exact", name]).env(CHILD, "1").output();
     let child = tokio::task::spawn_blocking(move || child).await.unwrap().unwrap();

@@ -6,8 +6,9 @@ use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 use tokio::time::{Instant, timeout};
 
-use crate::served::{Fixture, PATIENCE, Reply, generate, load_until, read, request};
-use crate::start;
+use super::start;
+use crate::fixture::{Fixture, PATIENCE, Reply, generate, load_until, read, request};
+
 /// A worker takes max_num_seqs requests, and one second of prefill on top; the rest is refused at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn overload_is_refused_at_once() {

@@ -3,13 +3,10 @@
 mod channel;
 mod faults;
 mod load;
-#[path = "../served/mod.rs"]
-mod served;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use served::{Fixture, generate, request, sampled, serve, serve_alone};
 use tempfile::TempDir;
 use thalweg_cache_index::MemoryIndex;
 use thalweg_model::tokenizer::{Specials, Tokenizer, TokenizerBundle};
@@ -18,6 +15,8 @@ use thalweg_proto::v1::worker_client::WorkerClient;
 use thalweg_worker::worker::SharedModel;
 use tokio::time::Instant;
 use tonic::transport::Channel;
+
+use crate::fixture::{Fixture, generate, request, sampled, serve, serve_alone};
 
 const FAST: &str = "step: {base_seconds: 0.001}\n";
 
@@ -32,7 +31,8 @@ impl Sim {
         let folder = tempfile::tempdir().expect("a temporary folder");
         write(&folder, profile);
         let flags = format!("--engine sim --profile {} {flags}", folder.path().join(PROFILE).display());
-        let model = tokio::task::spawn_blocking(move || served::load(&flags)).await.expect("no panic");
+        let model =
+            tokio::task::spawn_blocking(move || crate::fixture::load(&flags)).await.expect("no panic");
         Self { folder, model: model.expect("a sound profile") }
     }
 
@@ -97,8 +97,11 @@ async fn flags_that_contradict_each_other_are_refused() {
         (format!("--profile {path}"), "is for --engine sim"),
         (format!("--engine sim --profile {path}"), "speed"),
     ] {
-        let error =
-            tokio::task::spawn_blocking(move || served::load(&flags)).await.unwrap().err().expect(says);
+        let error = tokio::task::spawn_blocking(move || crate::fixture::load(&flags))
+            .await
+            .unwrap()
+            .err()
+            .expect(says);
         assert!(error.to_string().contains(says), "{error}");
     }
 }

@@ -1,12 +1,9 @@
 //! One worker over real gRPC, on a real model.
 
-mod served;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use served::{ATTEMPT, Fixture, generate, load_until, read, request, serve, smollm2};
 use thalweg_cache_index::{CacheIndex, MemoryIndex};
 use thalweg_model::tokenizer::TokenizerBundle;
 use thalweg_proto::block_hash::{HashRoot, full_blocks};
@@ -18,6 +15,8 @@ use tonic::Code;
 use tonic::transport::Channel;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
+
+use crate::fixture::{ATTEMPT, Fixture, generate, load_until, read, request, serve, smollm2};
 
 async fn start() -> (Fixture, Arc<MemoryIndex>) {
     let model = tokio::task::spawn_blocking(smollm2).await.expect("no panic");
@@ -153,7 +152,7 @@ async fn choices_that_are_cut_off_free_their_blocks_and_the_others_go_on() {
     asked.choices = (0..3).map(|index| v1::ChoiceState { index, ..Default::default() }).collect();
     let whole = generate(&mut client, asked.clone()).await.unwrap();
     let mut stream = client.generate(asked).await.unwrap().into_inner();
-    let mut reply = served::Reply::default();
+    let mut reply = crate::fixture::Reply::default();
     while reply.choices.len() < 3 {
         reply.take(stream.message().await.unwrap().unwrap());
     }

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use crate::served::{ATTEMPT, Fixture, PATIENCE, generate, load_until, read, request, sampled};
-use crate::{FAST, start};
+use super::{FAST, start};
+use crate::fixture::{ATTEMPT, Fixture, PATIENCE, generate, load_until, read, request, sampled};
 
 type Messages = Streaming<v1::ChannelMessage>;
 

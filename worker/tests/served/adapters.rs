@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use served::{Fixture, generate, request, serve_alone};
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 use thalweg_worker::config::WorkerConfig;
 use thalweg_worker::worker::{SharedModel, StartError};
 
-mod served;
-mod support;
+use crate::fixture::{Fixture, generate, request, serve_alone};
+use crate::support::tiny_model;
 
 #[derive(Parser)]
 struct Flags {
@@ -21,7 +20,7 @@ struct Flags {
 
 /// The tiny Llama; `@name` in the flags is the folder of its adapter.
 fn load(flags: &str) -> Result<Arc<SharedModel>, StartError> {
-    let folder = support::tiny_model("llama3");
+    let folder = tiny_model("llama3");
     let adapters = folder.join("adapters").display().to_string();
     let flags = flags.replace('@', &format!("{adapters}/"));
     let common = "test --device cpu --model m --served-model-name tiny --kv-cache-memory-bytes 8MiB";
