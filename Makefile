@@ -8,6 +8,7 @@ FLAGS   ?=
 DIR     ?= gpu
 PROFILE ?= dev
 SEEDS   ?= 1
+FUZZ_SECONDS ?= 20
 
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
@@ -20,13 +21,14 @@ SMOLLM2 := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA   := $(MODELS)/gemma-3-270m-q4_k_m.gguf
 TINY    := .cache/tiny
 VENV    := .venv
+FUZZ_TARGETS := $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 CUDA    := --features cuda --locked
 SERVICES := redis-server redis-sentinel etcd-server etcd-client
 WITH_NVCC = NVCC="$$($(PYTHON) scripts/nvcc.py --find)"
 
 export THALWEG_TEST_MODELS ?= $(abspath $(MODELS))
 
-.PHONY: help up release test test-models services lint test-rust test-sdk test-long bench fmt kernels test-gpu-build test-gpu
+.PHONY: help up release test test-models services lint test-rust test-sdk test-long test-fuzz bench fmt kernels test-gpu-build test-gpu
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -38,7 +40,7 @@ up: release $(filter $(SMOLLM2),$(MODEL)) ## Build, fetch the default model once
 release: ## The optimised binary
 	$(CARGO) build --release --locked
 
-test: lint test-rust test-sdk ## Everything that fits 25 minutes on 2 cores, cold build included
+test: lint test-rust test-fuzz test-sdk ## Everything that fits 25 minutes on 2 cores, cold build included
 
 lint: kernels ## Format, clippy and documentation, warnings being errors, with and without CUDA
 	$(CARGO) fmt --all --check
@@ -56,6 +58,13 @@ test-rust: test-models services kernels ## Unit and integration tests
 test-sdk: test-models $(VENV)/ready ## The openai Python SDK against a cluster on this machine
 	$(WITH_NVCC) $(CARGO) test --workspace $(CUDA) --no-run
 	$(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/sdk --binary $(TARGET)/debug/thalweg --model $(SMOLLM2)
+
+# Coverage in our own crates alone, so that everything else is what the tests have built.
+test-fuzz: kernels ## Every fuzz target for FUZZ_SECONDS=, two at a time
+	@command -v c++ >/dev/null || { echo "libFuzzer needs a C++ compiler: install g++" >&2; exit 1; }
+	$(WITH_NVCC) RUSTC_WORKSPACE_WRAPPER=$(abspath scripts/fuzz_rustc.sh) \
+	  $(CARGO) build --workspace $(CUDA) $(FUZZ_TARGETS:%=--bin fuzz_%)
+	printf '%s\n' $(FUZZ_TARGETS) | xargs -P 2 -I{} scripts/fuzz.sh $(TARGET) {} $(FUZZ_SECONDS)
 
 kernels: ## NVIDIA's compiler from PyPI, where this machine has none
 	@$(PYTHON) scripts/nvcc.py --find >/dev/null || ($(MAKE) $(VENV)/ready && $(VENV)/bin/python scripts/nvcc.py --install)

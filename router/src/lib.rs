@@ -44,8 +44,11 @@ pub(crate) mod sse;
 /// Token counts and the record of each request.
 pub mod usage;
 
+/// What fuzz targets drive.
+#[cfg(fuzzing)]
+pub mod fuzzing;
 /// A served model for unit tests.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) mod test_support;
 /// Usage records as lines of a file.
 pub(crate) mod usage_log;

@@ -87,23 +87,17 @@ fn separators(given: Option<Vec<String>>, indent: Option<usize>) -> (String, Str
 fn without_generation_tags(source: &str) -> String {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start);
+    while let Some((before, tag)) = rest.split_once("{%") {
         text.push_str(before);
-        let Some(end) = tag.find("%}") else { break };
-        let inner = &tag[2..end];
+        text.push_str("{%");
+        let Some((inner, after)) = tag.split_once("%}") else { return text + tag };
         match inner.trim_matches(['-', '+', ' ', '\n', '\t']) {
-            "generation" => push_tag(&mut text, inner, "generation", "if true"),
-            "endgeneration" => push_tag(&mut text, inner, "endgeneration", "endif"),
-            _ => text.push_str(&tag[..end + 2]),
+            "generation" => text.push_str(&inner.replacen("generation", "if true", 1)),
+            "endgeneration" => text.push_str(&inner.replacen("endgeneration", "endif", 1)),
+            _ => text.push_str(inner),
         }
-        rest = &tag[end + 2..];
+        text.push_str("%}");
+        rest = after;
     }
     text + rest
-}
-
-fn push_tag(text: &mut String, inner: &str, from: &str, to: &str) {
-    text.push_str("{%");
-    text.push_str(&inner.replacen(from, to, 1));
-    text.push_str("%}");
 }

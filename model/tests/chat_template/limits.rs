@@ -14,6 +14,8 @@ fn a_template_that_does_not_compile_says_where() {
     check("{% for message in messages %}", "chat:1");
     check("a\n{{ ) }}", "chat:2");
     check("{% unknown %}", "unknown");
+    check("{%} {% generation %}", "chat:1");
+    check("a\n{% generation", "chat:2");
 }
 
 #[test]
