@@ -108,7 +108,7 @@ async fn watch(
                 membership.set(places.iter().flatten().map(|address| (*address).into()));
                 if !is_announced {
                     router.ready().await;
-                    print_ready(router.http_address(), &model);
+                    print_ready(router, &model);
                     is_announced = true;
                 }
             }
@@ -177,7 +177,7 @@ async fn start_workers(
 async fn serve(router: &RunningRouter, workers: &[RunningWorker], model: &str) -> Arc<str> {
     let announce = async {
         router.ready().await;
-        print_ready(router.http_address(), model);
+        print_ready(router, model);
     };
     let failure = select_all(workers.iter().map(|w| Box::pin(w.engine().ended())));
     tokio::pin!(failure);
@@ -194,7 +194,8 @@ async fn shutdown(router: RunningRouter, workers: Vec<RunningWorker>, timeout: D
     join_all(workers.into_iter().map(|worker| worker.shutdown(timeout))).await;
 }
 
-fn print_ready(address: SocketAddr, model: &str) {
+fn print_ready(router: &RunningRouter, model: &str) {
+    let address = router.http_address();
     let host = match address.ip() {
         ip if ip.is_unspecified() => "localhost".to_owned(),
         std::net::IpAddr::V6(ip) => format!("[{ip}]"),
@@ -204,8 +205,14 @@ fn print_ready(address: SocketAddr, model: &str) {
     let body =
         serde_json::json!({ "model": model, "messages": [{ "role": "user", "content": "Say hello." }] });
     let body = body.to_string().replace('\'', r"'\''");
+    // Keys themselves are never shown.
+    let (hint, key) = match router.state().needs_key() {
+        true => ("with an API key in $KEY:\n\n", "-H \"Authorization: Bearer $KEY\" "),
+        false => ("", ""),
+    };
     let text = format!(
-        "ready: {model} at {url}/v1\n\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        "ready: {model} at {url}/v1\n\n{hint}  curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d \
+         '{body}'\n\n"
     );
     if let Err(error) = std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush())
     {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::checkpoint::LayerWeight;
+use crate::checkpoint::{LayerWeight, fingerprint};
 use crate::config::ModelConfig;
 use crate::dequantize::dequantize_row;
 use crate::error::ModelError;
@@ -33,6 +33,7 @@ pub struct Adapter {
     path: PathBuf,
     rank: usize,
     scale: f32,
+    fingerprint: [u8; 32],
     tensors: TensorTable,
     pairs: BTreeMap<(usize, usize), Pair>,
 }
@@ -73,12 +74,18 @@ impl Adapter {
         let mut tensors = TensorTable::default();
         read_safetensors(&path, &mut tensors)?;
         let pairs = pairs(&path, &tensors, rank, model)?;
-        Ok(Self { path: folder.to_owned(), rank, scale, tensors, pairs })
+        let fingerprint = fingerprint::of_adapter(scale, &tensors)?;
+        Ok(Self { path: folder.to_owned(), rank, scale, fingerprint, tensors, pairs })
     }
 
     /// Where it lies.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Tells adapters apart that bear one name: of its scale, and of each tensor's name, type, shape and sampled bytes.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
     }
 
     /// Rows of A, and columns of B.

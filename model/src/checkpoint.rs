@@ -1,7 +1,7 @@
 //! A checkpoint on disk, whatever its format: one configuration, tensors by role.
 
 mod bare;
-mod fingerprint;
+pub(crate) mod fingerprint;
 mod load;
 mod roles;
 

@@ -10,14 +10,17 @@ use thalweg_model::tokenizer::Tokenizer;
 
 use crate::dialect::Dialect;
 
-/// One served name. Outlives its workers, so that a model without any is told from an unknown one.
+/// One served name, of a model or of a LoRA adapter on one. Outlives its workers, so that a name without any is told from
+/// an unknown one.
 pub struct ModelEntry {
     /// What clients write into `model`.
     pub name: String,
     /// Seconds since the Unix epoch at which this router first saw it.
     pub created: u64,
-    /// Fingerprint of the weights; part of every block hash.
+    /// Fingerprint of the model's weights; part of every block hash.
     pub fingerprint: Bytes,
+    /// None: the model as it is.
+    pub adapter: Option<AdapterOf>,
     /// Shared by all names of the fingerprint.
     pub tokenizer: Arc<Tokenizer>,
     /// None: the model has no chat template, and chat requests are refused.
@@ -30,7 +33,46 @@ pub struct ModelEntry {
     pub block_tokens: usize,
 }
 
-/// All served models; reads never block.
+/// What makes a name that of an adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterOf {
+    /// Main name of the model that it is on.
+    pub base: String,
+    /// Of the adapter alone; empty where its workers do not say.
+    pub fingerprint: Bytes,
+}
+
+/// What computes an answer. Workers of the same weights may go on for each other.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Weights {
+    /// Fingerprint of the model.
+    pub model: Bytes,
+    /// Fingerprint of the adapter on it, if there is one.
+    pub adapter: Option<Bytes>,
+}
+
+impl ModelEntry {
+    /// What computes its answers.
+    pub fn weights(&self) -> Weights {
+        let adapter = self.adapter.as_ref().map(|adapter| adapter.fingerprint.clone());
+        Weights { model: self.fingerprint.clone(), adapter }
+    }
+
+    /// The adapter as workers and block hashes call it; empty for the model as it is.
+    pub fn adapter_name(&self) -> &str {
+        if self.adapter.is_some() { &self.name } else { "" }
+    }
+
+    /// As messages call it.
+    pub(crate) fn described(&self) -> String {
+        match &self.adapter {
+            None => self.name.clone(),
+            Some(adapter) => format!("adapter {} of {}", self.name, adapter.base),
+        }
+    }
+}
+
+/// All served models and adapters; reads never block.
 #[derive(Default)]
 pub struct Models {
     by_name: ArcSwap<BTreeMap<String, Arc<ModelEntry>>>,
@@ -42,9 +84,11 @@ impl Models {
         self.by_name.load().get(name).cloned()
     }
 
-    /// All models by name.
+    /// All models by name, then all adapters: clients that take the first mean a model.
     pub fn list(&self) -> Vec<Arc<ModelEntry>> {
-        self.by_name.load().values().cloned().collect()
+        let mut list: Vec<_> = self.by_name.load().values().cloned().collect();
+        list.sort_by_key(|entry| entry.adapter.is_some());
+        list
     }
 
     /// Puts a new table in place.

@@ -132,6 +132,11 @@ impl RouterState {
         (tenant != all.tenant).then(|| AdmissionLimits { tenant, ..all }.shared_by(routers).tenant)
     }
 
+    /// Requests without an API key are refused.
+    pub fn needs_key(&self) -> bool {
+        self.keys.open().is_none()
+    }
+
     /// The router is going away: /ready fails.
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)

@@ -23,6 +23,7 @@ pub(crate) fn entry(name: &str, with_template: bool) -> Arc<ModelEntry> {
         name: name.to_owned(),
         created: 1_700_000_000,
         fingerprint: bytes::Bytes::from_static(b"fingerprint"),
+        adapter: None,
         tokenizer: Arc::new(Tokenizer::new(&bundle).expect("the tokenizer loads")),
         dialect: Dialect::of(template.as_deref()),
         template,

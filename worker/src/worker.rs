@@ -209,7 +209,8 @@ fn describe(id: &WorkerId, epoch: WorkerEpoch, model: &SharedModel, profile: &Ra
         hardware: model.hardware().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         profile: Some(service::rates(profile)),
-        adapters: model.adapters().to_vec(),
+        adapters: model.adapters().iter().map(|adapter| adapter.name.clone()).collect(),
+        adapter_fingerprints: model.adapters().iter().map(|adapter| adapter.fingerprint.clone()).collect(),
     }
 }
 

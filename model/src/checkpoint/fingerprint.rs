@@ -8,6 +8,8 @@ use crate::tensors::{Tensor, TensorTable};
 
 /// Names the rule below; a change of the rule changes it.
 const VERSION: &[u8] = b"thalweg model fingerprint 1";
+/// The same for adapters.
+const ADAPTER_VERSION: &[u8] = b"thalweg adapter fingerprint 1";
 /// Sampled places of a tensor, evenly spread from its first byte to its last.
 const SAMPLES: usize = 16;
 /// Bytes read at each place.
@@ -27,14 +29,27 @@ pub(super) fn compute(
     hasher.update(VERSION);
     update(&mut hasher, config_json.as_bytes());
     tokenizer(&mut hasher)?;
+    update_tensors(&mut hasher, tensors)?;
+    Ok(*hasher.finalize().as_bytes())
+}
+
+/// The same of a LoRA adapter: of what its products are scaled by, and of its tensors.
+pub(crate) fn of_adapter(scale: f32, tensors: &TensorTable) -> Result<[u8; 32], ModelError> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(ADAPTER_VERSION);
+    update(&mut hasher, &scale.to_le_bytes());
+    update_tensors(&mut hasher, tensors)?;
+    Ok(*hasher.finalize().as_bytes())
+}
+
+fn update_tensors(hasher: &mut blake3::Hasher, tensors: &TensorTable) -> Result<(), ModelError> {
     let mut sample = vec![0; SAMPLES * SAMPLE_BYTES];
     for (name, tensor) in tensors.iter() {
-        update(&mut hasher, name.as_bytes());
-        update(&mut hasher, format!("{:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
-        let bytes = read_sample(tensors, tensor, &mut sample)?;
-        update(&mut hasher, bytes);
+        update(hasher, name.as_bytes());
+        update(hasher, format!("{:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
+        update(hasher, read_sample(tensors, tensor, &mut sample)?);
     }
-    Ok(*hasher.finalize().as_bytes())
+    Ok(())
 }
 
 fn update(hasher: &mut blake3::Hasher, bytes: &[u8]) {

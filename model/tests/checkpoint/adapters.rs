@@ -10,6 +10,7 @@ use thalweg_model::config::ModelConfig;
 use crate::support::assert_says;
 use crate::support::hub::{Folder, file};
 
+const Q0: &str = "base_model.model.model.layers.0.self_attn.q_proj";
 const Q: &str = "base_model.model.model.layers.1.self_attn.q_proj";
 const DOWN: &str = "base_model.model.model.layers.0.mlp.down_proj";
 
@@ -66,6 +67,25 @@ fn a_sound_adapter() {
     assert!(adapter.low_rank(1, LayerWeight::Q).is_some());
     assert_eq!(adapter.low_rank(0, LayerWeight::Q), None);
     assert_eq!(adapter.low_rank(1, LayerWeight::AttentionNorm), None);
+}
+
+#[test]
+fn fingerprints_tell_adapters_apart() {
+    let fingerprint = |change: fn(&mut Folder)| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut adapter = sound();
+        change(&mut adapter);
+        write(&adapter, folder.path());
+        Adapter::open(folder.path(), &model()).unwrap().fingerprint()
+    };
+    let before = fingerprint(|_| {});
+    assert_eq!(fingerprint(|adapter| adapter.set("lora_dropout", json!(0.5))), before, "of no account here");
+    assert_ne!(fingerprint(|adapter| adapter.set("lora_alpha", json!(2))), before);
+    let other = |adapter: &mut Folder| {
+        adapter.add(&format!("{Q0}.lora_A.weight"), &[4, 32]);
+        adapter.add(&format!("{Q0}.lora_B.weight"), &[32, 4]);
+    };
+    assert_ne!(fingerprint(other), before);
 }
 
 #[test]

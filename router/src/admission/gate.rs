@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use thalweg_proto::code::ErrorCode;
@@ -12,16 +11,15 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::accounts::{Accounts, AdmissionLimits, Full, Usage};
-use super::queue::{Class, FairQueue, Waiting};
+use super::lines::{LineKey, Lines, ModelLine, Waiter, key};
+use super::queue::{Class, Waiting};
 use crate::error::RouterError;
 use crate::models::ModelEntry;
 use crate::workers::Room;
 
 /// Bounds of the Retry-After of a refusal.
-const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
-/// Weight of the newest interval between two admissions.
-const INTERVAL_ALPHA: f64 = 0.1;
+pub(super) const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+pub(super) const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// What asks to go.
 #[derive(Clone)]
@@ -41,7 +39,7 @@ pub struct Ask {
 }
 
 type RoomOf = dyn Fn(&ModelEntry) -> Room + Send + Sync;
-type Answer = Result<Permit, RouterError>;
+pub(super) type Answer = Result<Permit, RouterError>;
 
 /// Lets requests through as workers have room for them. Its queue is bounded: above the limits a request is refused.
 pub struct Gate {
@@ -53,21 +51,7 @@ pub struct Gate {
 
 struct Inner {
     accounts: Accounts,
-    lines: HashMap<LineKey, ModelLine>,
-}
-
-/// Name and fingerprint: whoever waits for one pool is not let through for the room of another.
-type LineKey = (Arc<str>, Bytes);
-
-/// Requests of one model.
-struct ModelLine {
-    model: Arc<ModelEntry>,
-    queue: FairQueue<Waiter>,
-    /// Let through, but not booked on a worker yet: they count against its room.
-    unbooked: u32,
-    last_admission: Option<Instant>,
-    /// Seconds between two admissions while others waited.
-    interval: f64,
+    lines: Lines,
 }
 
 impl Gate {
@@ -81,7 +65,7 @@ impl Gate {
             room_of: Box::new(room_of),
             queue_timeout,
             last_number: AtomicU64::new(0),
-            inner: Mutex::new(Inner { accounts: Accounts::new(limits), lines: HashMap::new() }),
+            inner: Mutex::new(Inner { accounts: Accounts::new(limits), lines: Lines::default() }),
         })
     }
 
@@ -104,7 +88,7 @@ impl Gate {
         if !inner.accounts.full() {
             return Ok(());
         }
-        let longest = inner.lines.values().max_by_key(|line| line.queue.len());
+        let longest = inner.lines.longest();
         longest.map_or(Ok(()), |line| Err(line.refusal(Full::Queue)))
     }
 
@@ -129,8 +113,8 @@ impl Gate {
                 (ErrorCode::Unavailable, format!("none came back for as long as may be waited: {reason}"))
             }
             Room::Requests(_) => {
-                let name = &model.name;
-                let message = format!("the request waited for a worker of {name} for longer than allowed");
+                let what = model.described();
+                let message = format!("the request waited for a worker of {what} for longer than allowed");
                 (ErrorCode::DeadlineExceeded, message)
             }
         };
@@ -147,21 +131,29 @@ impl Gate {
         // Answers that nobody takes give their permits back, for which the lock must be free.
         let mut refused = Vec::new();
         let mut inner = self.inner.lock();
-        let Inner { accounts, lines } = &mut *inner;
-        for line in lines.values_mut().filter(|line| line.queue.len() > 0) {
+        let rooms = self.send_away(&mut inner, &mut refused);
+        while let Some((model, waiting)) = inner.lines.next(&rooms, now) {
+            inner.accounts.leave_queue(waiting.tokens);
+            let (answer, permit) = self.permit(&model, waiting);
+            refused.extend(answer.send(Ok(permit)).err());
+        }
+        inner.lines.tidy();
+        drop(inner);
+        drop(refused);
+    }
+
+    /// Sends away those for whom no worker is left; the room of the other lines.
+    fn send_away(&self, inner: &mut Inner, refused: &mut Vec<Answer>) -> HashMap<LineKey, u32> {
+        let Inner { accounts, lines } = inner;
+        let mut rooms = HashMap::new();
+        for (key, line) in lines.waiting() {
             let (sent_away, reason) = match (self.room_of)(&line.model) {
                 Room::NoWorker(reason) => (line.queue.drain_new(), reason),
                 Room::OtherWeights(reason) => {
                     (line.queue.drain_new().into_iter().chain(line.queue.drain_again()).collect(), reason)
                 }
                 Room::Requests(room) => {
-                    while line.unbooked < room {
-                        let Some(waiting) = line.queue.pop(now) else { break };
-                        accounts.leave_queue(waiting.tokens);
-                        line.admitted(now);
-                        let (answer, permit) = self.permit(&line.model, waiting);
-                        refused.extend(answer.send(Ok(permit)).err());
-                    }
+                    rooms.insert(key.clone(), room);
                     continue;
                 }
             };
@@ -172,17 +164,13 @@ impl Gate {
                 refused.extend(waiting.payload.answer.send(Err(error.retry_after(RETRY_AFTER_MIN))).err());
             }
         }
-        lines.retain(|_, line| line.queue.len() > 0 || line.unbooked > 0);
-        drop(inner);
-        drop(refused);
+        rooms
     }
 
     fn queue_up(self: &Arc<Self>, ask: Ask, now: Instant) -> Result<Place, RouterError> {
         let mut inner = self.inner.lock();
         let Inner { accounts, lines } = &mut *inner;
-        let line = lines.entry(ask.line()).or_insert_with(|| ModelLine::new(&ask.model));
-        // Its context may have changed with its workers.
-        line.model = Arc::clone(&ask.model);
+        let line = lines.of(&ask.model);
         if let Err(full) = accounts.enter(&ask.tenant, ask.tokens, ask.tenant_limit) {
             return Err(line.refusal(full));
         }
@@ -193,12 +181,12 @@ impl Gate {
         let mut inner = self.inner.lock();
         permit.accounted = false;
         if !std::mem::replace(&mut permit.booked, true) {
-            inner.no_longer_unbooked(&permit.ask.line());
+            inner.lines.no_longer_unbooked(&key(&permit.ask.model));
         }
         let ask = permit.ask.clone();
         let Inner { accounts, lines } = &mut *inner;
         accounts.enter_again(ask.tokens);
-        let line = lines.entry(ask.line()).or_insert_with(|| ModelLine::new(&ask.model));
+        let line = lines.of(&ask.model);
         self.push(line, ask, Class::Again, now)
     }
 
@@ -236,49 +224,6 @@ impl Gate {
     }
 }
 
-/// Who waits at the other end of a place in the queue.
-struct Waiter {
-    answer: oneshot::Sender<Answer>,
-    deadline: Instant,
-}
-
-impl Ask {
-    fn line(&self) -> LineKey {
-        (self.model.name.as_str().into(), self.model.fingerprint.clone())
-    }
-}
-
-impl ModelLine {
-    fn new(model: &Arc<ModelEntry>) -> Self {
-        Self {
-            model: Arc::clone(model),
-            queue: FairQueue::default(),
-            unbooked: 0,
-            last_admission: None,
-            interval: 0.0,
-        }
-    }
-
-    fn admitted(&mut self, now: Instant) {
-        self.unbooked += 1;
-        let before = self.last_admission.replace(now);
-        if let Some(before) = before.filter(|_| self.queue.len() > 0) {
-            let seconds = now.saturating_duration_since(before).as_secs_f64();
-            self.interval += INTERVAL_ALPHA * (seconds - self.interval);
-        }
-    }
-
-    fn refusal(&self, full: Full) -> RouterError {
-        let message = match full {
-            Full::Queue => "too many requests wait in this router; try again later",
-            Full::Tenant => "too many requests or tokens of this tenant are in this router; try again later",
-        };
-        let all_admitted = Duration::try_from_secs_f64(self.interval * self.queue.len() as f64);
-        let after = all_admitted.unwrap_or(RETRY_AFTER_MAX).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX);
-        RouterError::new(ErrorCode::Overloaded, message).retry_after(after)
-    }
-}
-
 /// A place in the queue. Dropping it leaves the queue.
 struct Place {
     gate: Arc<Gate>,
@@ -292,7 +237,7 @@ impl Drop for Place {
         let mut inner = self.gate.inner.lock();
         let Inner { accounts, lines } = &mut *inner;
         let ask = &self.ask;
-        let line = lines.get_mut(&ask.line());
+        let line = lines.get_mut(&key(&ask.model));
         let removed = line.and_then(|line| line.queue.remove(ask.priority, &ask.tenant, self.number));
         if removed.is_some() {
             accounts.leave_queue(ask.tokens);
@@ -319,7 +264,7 @@ impl Permit {
     /// The request is booked on a worker, whose own load shows it from now on.
     pub fn booked(&mut self) {
         if !std::mem::replace(&mut self.booked, true) {
-            self.gate.inner.lock().no_longer_unbooked(&self.ask.line());
+            self.gate.inner.lock().lines.no_longer_unbooked(&key(&self.ask.model));
         }
     }
 }
@@ -334,18 +279,10 @@ impl Drop for Permit {
             inner.accounts.leave(&self.ask.tenant, self.ask.tokens);
         }
         if !self.booked {
-            inner.no_longer_unbooked(&self.ask.line());
+            inner.lines.no_longer_unbooked(&key(&self.ask.model));
             drop(inner);
             // The room that it was let through for is somebody else's now.
             self.gate.pump(Instant::now());
-        }
-    }
-}
-
-impl Inner {
-    fn no_longer_unbooked(&mut self, key: &LineKey) {
-        if let Some(line) = self.lines.get_mut(key) {
-            line.unbooked = line.unbooked.saturating_sub(1);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod accounts;
 mod gate;
+mod lines;
 mod queue;
 
 pub use accounts::{AdmissionLimits, Usage};

@@ -71,17 +71,31 @@ impl<T> FairQueue<T> {
             self.len -= 1;
             return Some(first);
         }
-        let due = |(priority, class): (&i32, &Priority<T>)| {
-            let oldest = class.oldest()?;
-            let steps = now.saturating_duration_since(oldest).as_secs() / AGEING_STEP.as_secs();
-            Some((i64::from(*priority).saturating_sub_unsigned(steps), oldest, *priority))
-        };
-        let (_, _, priority) = self.new.iter().filter_map(due).min()?;
+        let (_, _, priority) = self.due(now)?;
         let by_age = self.new.keys().next() != Some(&priority);
         let class = self.new.get_mut(&priority)?;
         let next = if by_age { class.pop_oldest() } else { class.pop_in_turn() };
         self.shrink(priority, next.is_some().into());
         next
+    }
+
+    /// How urgent the next one is, the least being most urgent: whether it comes for the first time, and its priority with
+    /// age counted in.
+    pub(super) fn urgency(&self, now: Instant) -> Option<(bool, i64)> {
+        if !self.again.is_empty() {
+            return Some((false, 0));
+        }
+        self.due(now).map(|(priority, ..)| (true, priority))
+    }
+
+    /// The priority whose turn it is: with age counted in, since when its oldest waits, and as it was given.
+    fn due(&self, now: Instant) -> Option<(i64, Instant, i32)> {
+        let due = |(priority, class): (&i32, &Priority<T>)| {
+            let oldest = class.oldest()?;
+            let steps = now.saturating_duration_since(oldest).as_secs() / AGEING_STEP.as_secs();
+            Some((i64::from(*priority).saturating_sub_unsigned(steps), oldest, *priority))
+        };
+        self.new.iter().filter_map(due).min()
     }
 
     /// Takes out one that no longer waits.

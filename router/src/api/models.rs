@@ -33,7 +33,8 @@ pub(super) async fn one(
     Ok(Json(card(&model)))
 }
 
-/// OpenAI's model object with vLLM's `max_model_len`.
+/// OpenAI's model object with vLLM's `max_model_len`; `parent` of an adapter is its model. Where vLLM puts folders of the
+/// server into `root`, here stands the name.
 fn card(model: &ModelEntry) -> Value {
     json!({
         "id": model.name,
@@ -41,7 +42,7 @@ fn card(model: &ModelEntry) -> Value {
         "created": model.created,
         "owned_by": "thalweg",
         "root": model.name,
-        "parent": null,
+        "parent": model.adapter.as_ref().map(|adapter| &adapter.base),
         "max_model_len": model.max_model_len,
     })
 }

@@ -57,7 +57,6 @@ impl Session {
             tenant: grant.tenant.clone(),
             tenant_limit,
             scope: v1::CacheScope { scope: grant.scope().to_owned(), salt: request.cache_salt().to_owned() },
-            adapter: String::new(),
             priority: request.priority(),
             deadline,
             traceparent: traceparent.to_owned(),

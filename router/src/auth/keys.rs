@@ -79,7 +79,7 @@ impl Keys {
     }
 
     /// What everybody may do, if no key is needed.
-    pub(super) fn open(&self) -> Option<&Arc<Grant>> {
+    pub(crate) fn open(&self) -> Option<&Arc<Grant>> {
         self.open.as_ref()
     }
 

@@ -44,7 +44,14 @@ impl Broken {
         if local || (code == ErrorCode::Unavailable && status.metadata().is_empty()) {
             return Self::lost("connection", status.message());
         }
-        Self::Refused(RouterError::of_status(status))
+        let error = RouterError::of_status(status);
+        match error.code {
+            // It had the model and the adapter when it described itself: this is another life, not yet known as such.
+            ErrorCode::ModelNotFound => {
+                Self::Refused(RouterError { code: ErrorCode::FingerprintMismatch, ..error })
+            }
+            _ => Self::Refused(error),
+        }
     }
 
     /// The worker sent what cannot be, or gave the request up.

@@ -75,26 +75,22 @@ impl Dispatcher {
         Ok(Ok(Placed { hashed, permit, booking, predicted, attempt_id, unproven_from, channel }))
     }
 
-    /// No worker is ready: the queue knows what to wait for, save for an adapter or for grammars, about which it knows
-    /// nothing.
+    /// No worker is ready: the queue knows what to wait for, save for grammars, about which it knows nothing.
     fn nobody(&self, hashed: Hashed, permit: Permit) -> Result<Result<Placed, Unplaced>, RouterError> {
-        let Tokenized { model, adapter, grammar, .. } = &hashed.request;
-        let message = if grammar.is_some() && !self.workers.ready_for(model, adapter).is_empty() {
-            format!(
-                "no ready worker of {} knows grammars; upgrade its workers, or ask for plain text",
-                model.name
-            )
-        } else if adapter.is_empty() {
+        let Tokenized { model, grammar, .. } = &hashed.request;
+        if grammar.is_none() || self.workers.ready_for(model).is_empty() {
             return Ok(Err(Unplaced { hashed, permit }));
-        } else {
-            format!("no ready worker of {} has adapter {adapter}; try again later", model.name)
-        };
+        }
+        let message = format!(
+            "no ready worker of {} knows grammars; upgrade its workers, or ask for plain text",
+            model.described()
+        );
         Err(RouterError::new(ErrorCode::Unavailable, message).retry_after(RETRY_AFTER))
     }
 
     /// Ready workers, those with room if any has it, and lives that have not failed it if there is any.
     fn eligible(&self, hashed: &Hashed) -> Vec<Arc<Worker>> {
-        let mut ready = self.workers.ready_for(&hashed.request.model, &hashed.request.adapter);
+        let mut ready = self.workers.ready_for(&hashed.request.model);
         if hashed.request.grammar.is_some() {
             // An older one would answer whatever it likes.
             ready.retain(|w| w.has_feature(GRAMMAR));

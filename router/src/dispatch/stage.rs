@@ -24,7 +24,7 @@ const PREFIX_KEY_BLOCKS: usize = 4;
 pub struct Tokenized {
     /// x-request-id of the client, or ours.
     pub request_id: String,
-    /// The model it asked for.
+    /// The model or adapter it asked for.
     pub model: Arc<ModelEntry>,
     /// The prompt, not empty and within the model's context.
     pub prompt_ids: Arc<[u32]>,
@@ -40,8 +40,6 @@ pub struct Tokenized {
     pub tenant_limit: Option<crate::admission::Usage>,
     /// Whose blocks it may reuse.
     pub scope: v1::CacheScope,
-    /// LoRA adapter, empty for the base model.
-    pub adapter: String,
     /// Lower goes earlier; 0 is usual.
     pub priority: i32,
     /// When it is given up.
@@ -116,7 +114,7 @@ impl Tokenized {
     pub(super) fn hash(self) -> Hashed {
         let root = HashRoot {
             fingerprint: &self.model.fingerprint,
-            adapter: &self.adapter,
+            adapter: self.model.adapter_name(),
             scope: &self.scope.scope,
             salt: &self.scope.salt,
         };
@@ -130,15 +128,19 @@ impl Tokenized {
         };
         let vocab_size = self.model.tokenizer.vocab_size();
         let journey = Journey::new(self.n, self.sampling.max_tokens, vocab_size);
-        let prompt = prompt_id(&self.model.fingerprint, &self.prompt_ids);
+        let prompt = prompt_id(&self.model, &self.prompt_ids);
         Hashed { request: self, keys, prefix_key, journey, prompt, trial: None, full_since: None }
     }
 }
 
 /// Of weights and token ids: other weights may well survive it.
-fn prompt_id(fingerprint: &[u8], prompt_ids: &[u32]) -> PromptId {
+fn prompt_id(model: &ModelEntry, prompt_ids: &[u32]) -> PromptId {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(fingerprint);
+    hasher.update(&model.fingerprint);
+    if let Some(adapter) = &model.adapter {
+        hasher.update(model.name.as_bytes());
+        hasher.update(&adapter.fingerprint);
+    }
     for ids in prompt_ids.chunks(256) {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         hasher.update(&bytes);

@@ -5,6 +5,10 @@
 //! come before the delay is worked off: twice as many as the worker had lately. Reckoning with the present alone chases
 //! every fluctuation: conversations leave their prefix for a worker that is less busy for a moment, and their recomputed
 //! prompts slow down everybody who comes after.
+//!
+//! An adapter adds no term: workers load all of theirs before they serve (`--max-loras` below their number is refused at the start),
+//! so that the first request of one finds it where the hundredth does, and workers without it are no candidates. That steps with
+//! adapters take longer is part of the measured rates.
 
 use super::{Ask, Candidate};
 

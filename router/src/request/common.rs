@@ -7,12 +7,15 @@ use serde_json::{Map, Value};
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 
-use crate::error::{RouterError, bounded, echo};
+use crate::error::{RouterError, echo};
 use crate::models::{ModelEntry, Models};
 
 use super::fields::Fields;
 use super::limits::{CACHE_SALT_BYTES_MAX, LOGPROBS_MAX};
 use super::{ReplyOptions, Served, sampling};
+
+/// Names that a 404 tells.
+const NAMES_TOLD_MAX: usize = 12;
 
 /// The model that a request names.
 pub(super) fn model(fields: &Fields<'_>, models: &Models) -> Result<Arc<ModelEntry>, RouterError> {
@@ -22,7 +25,7 @@ pub(super) fn model(fields: &Fields<'_>, models: &Models) -> Result<Arc<ModelEnt
     }
 }
 
-/// The model of that very name, or a 404; a 503 while no worker has said what it serves.
+/// The model or adapter of that very name, or a 404; a 503 while no worker has said what it serves.
 pub(crate) fn find_model(name: &str, models: &Models) -> Result<Arc<ModelEntry>, RouterError> {
     if let Some(entry) = models.get(name) {
         return Ok(entry);
@@ -32,10 +35,17 @@ pub(crate) fn find_model(name: &str, models: &Models) -> Result<Arc<ModelEntry>,
         let error = RouterError::new(ErrorCode::Unavailable, "no worker is ready yet; GET /ready tells when");
         return Err(error.retry_after(Duration::from_secs(1)));
     }
-    let names: Vec<_> = served.iter().map(|m| m.name.as_str()).collect();
-    let message =
-        format!("the model `{}` does not exist; served are: {}", echo(name), bounded(&names.join(", ")));
+    let message = format!("the model `{}` does not exist; served are: {}", echo(name), names(&served));
     Err(RouterError { code: ErrorCode::ModelNotFound, ..RouterError::field("model", message) })
+}
+
+/// The first of these names, and how many more there are.
+fn names(served: &[Arc<ModelEntry>]) -> String {
+    let some: Vec<_> = served.iter().take(NAMES_TOLD_MAX).map(|entry| echo(&entry.name)).collect();
+    match served.len() - some.len() {
+        0 => some.join(", "),
+        more => format!("{} and {more} more, which GET /v1/models lists", some.join(", ")),
+    }
 }
 
 /// Sampling of the worker and options of the reply, but for the log probabilities.

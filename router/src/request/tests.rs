@@ -7,7 +7,7 @@ use thalweg_proto::v1;
 
 use super::*;
 use crate::error::RouterError;
-use crate::test_support::models;
+use crate::test_support::{entry, models};
 use crate::tokenize::{TokenizedPrompt, tokenize_request};
 
 fn parse(endpoint: Endpoint, body: &Value) -> Result<ValidRequest, RouterError> {
@@ -250,6 +250,17 @@ fn unknown_models_are_404_with_the_name_as_sent() {
         assert_eq!((error.code, error.param.as_deref()), (ErrorCode::ModelNotFound, Some("model")));
         assert!(error.message.contains(&format!("`{name}`")) && error.message.contains("tiny"));
     }
+}
+
+#[test]
+fn the_404_among_many_names_tells_some_and_how_many_more() {
+    let models = Models::default();
+    let names = (0..40).map(|number| format!("adapter-{number:02}-{}", "x".repeat(500)));
+    models.replace(names.map(|name| (name.clone(), entry(&name, false))).collect());
+    let error = common::find_model("nope", &models).err().expect("unknown");
+    assert!(error.message.ends_with("and 28 more, which GET /v1/models lists"), "{}", error.message);
+    assert!(error.message.len() < 2_000, "{}", error.message.len());
+    assert!(error.message.contains("adapter-11") && !error.message.contains("adapter-12"));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls`: what calls are wanted, and the schema that forced ones keep to.
 
+mod choice;
+
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -12,6 +14,7 @@ use super::fields::{Fields, invalid};
 use super::json::kind;
 use super::limits::{TOOL_NAME_CHARS_MAX, TOOLS_MAX};
 use super::structured::Structure;
+use choice::Choice;
 
 /// The tools of a request, all sound.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,20 +26,17 @@ pub(super) struct Tools {
     parallel: bool,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-enum Choice {
-    None,
-    Auto,
-    Required,
-    Named(String),
-}
-
 impl Tools {
     /// Reads `tools`, which was taken out of the body, and the fields about them.
     pub(super) fn read(tools: Option<Value>, fields: &Fields<'_>) -> Result<Self, RouterError> {
-        let list = definitions(tools)?;
-        let names = names(&list)?;
-        let choice = choice(fields, &names)?;
+        let mut list = definitions(tools)?;
+        let mut names = names(&list)?;
+        let (choice, allowed) = choice::read(fields, &names)?;
+        if let Some(allowed) = allowed {
+            // What it is not told of it cannot call.
+            list = allowed.iter().map(|at| list[*at].take()).collect();
+            names = allowed.iter().map(|at| std::mem::take(&mut names[*at])).collect();
+        }
         let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
         let unused = list.is_empty() || choice == Choice::None;
         let definitions = if unused { Value::Null } else { Value::Array(list) };
@@ -161,39 +161,6 @@ fn check(tool: &Value, path: &str) -> Result<String, RouterError> {
     Ok(name.to_owned())
 }
 
-fn choice(fields: &Fields<'_>, names: &[String]) -> Result<Choice, RouterError> {
-    let wrong = || {
-        let forms =
-            "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ..}}";
-        fields.error("tool_choice", format!("must be {forms}"))
-    };
-    let choice = match fields.get("tool_choice") {
-        None => return Ok(Choice::Auto),
-        Some(Value::String(word)) => match word.as_str() {
-            "none" => return Ok(Choice::None),
-            "auto" => return Ok(Choice::Auto),
-            "required" => Choice::Required,
-            _ => return Err(wrong()),
-        },
-        Some(object) if object.get("type").and_then(Value::as_str) == Some("function") => {
-            let name = object.pointer("/function/name").and_then(Value::as_str).ok_or_else(wrong)?;
-            Choice::Named(name.to_owned())
-        }
-        Some(_) => return Err(wrong()),
-    };
-    if names.is_empty() {
-        return Err(fields.error("tool_choice", "forces a call, but there are no `tools`; send some"));
-    }
-    match &choice {
-        Choice::Named(name) if !names.contains(name) => {
-            let path = "tool_choice.function.name".to_owned();
-            let message = format!("`{path}` is {:?}, which is none of the `tools`", echo(name));
-            Err(invalid(path, message))
-        }
-        _ => Ok(choice),
-    }
-}
-
 /// The schema of a function's arguments, always an object's; references follow it to its place below `root`.
 fn parameters(function: &Value, root: &str) -> Value {
     let mut schema = match function.get("parameters") {
@@ -264,6 +231,24 @@ mod tests {
         check(json!({"tool_choice": "required"}), "tool_choice");
         check(json!({"tools": [], "tool_choice": named}), "tool_choice");
         check(json!({"tools": [tool("f")], "parallel_tool_calls": 1}), "parallel_tool_calls");
+        let allow = |allowed: Value, param: &str| {
+            let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
+            check(json!({"tools": [tool("f")], "tool_choice": choice}), param);
+        };
+        let named = |name: &str| json!([{"type": "function", "function": {"name": name}}]);
+        allow(json!(null), "tool_choice.allowed_tools");
+        allow(json!([]), "tool_choice.allowed_tools");
+        allow(json!({"tools": named("f")}), "tool_choice.allowed_tools.mode");
+        allow(json!({"mode": "none", "tools": named("f")}), "tool_choice.allowed_tools.mode");
+        allow(json!({"mode": "auto"}), "tool_choice.allowed_tools.tools");
+        allow(json!({"mode": "auto", "tools": []}), "tool_choice.allowed_tools.tools");
+        allow(json!({"mode": "auto", "tools": ["f"]}), "tool_choice.allowed_tools.tools[0]");
+        let wrong = json!([{"type": "custom", "function": {"name": "f"}}]);
+        allow(json!({"mode": "auto", "tools": wrong}), "tool_choice.allowed_tools.tools[0]");
+        let unknown = "tool_choice.allowed_tools.tools[0].function.name";
+        allow(json!({"mode": "required", "tools": named("g")}), unknown);
+        let choice = json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named("f")}});
+        check(json!({"tool_choice": choice}), "tool_choice");
     }
 
     #[test]
@@ -286,6 +271,31 @@ mod tests {
         let named =
             json!({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "f"}}});
         assert_eq!(plan(named), Some(ToolPlan { named: Some("f".to_owned()), ..expected }));
+    }
+
+    #[test]
+    fn allowed_tools_are_the_only_ones() {
+        let read = |mode: &str, allowed: &[&str]| {
+            let allowed: Vec<_> =
+                allowed.iter().map(|name| json!({"type": "function", "function": {"name": name}})).collect();
+            let allowed = json!({"mode": mode, "tools": allowed});
+            let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
+            read(json!({"tools": [tool("f"), tool("g"), tool("h")], "tool_choice": choice})).expect("sound")
+        };
+        let plan = |tools: &Tools| tools.plan(Some(ToolFormat::Hermes), false).expect("calls are looked for");
+        // In the order of `tools`, each once.
+        let auto = read("auto", &["h", "f", "h"]);
+        assert_eq!(auto.definitions, json!([tool("f"), tool("h")]));
+        assert_eq!(
+            (plan(&auto).names.as_ref(), plan(&auto).format),
+            (&["f", "h"].map(str::to_owned)[..], ToolFormat::Hermes)
+        );
+        assert_eq!(auto.forced_schema(), None);
+        let required = read("required", &["g"]);
+        assert_eq!(plan(&required).format, ToolFormat::Json);
+        let schema = required.forced_schema().expect("forced");
+        let calls = schema["items"]["anyOf"].as_array().expect("calls");
+        assert_eq!((calls.len(), &calls[0]["properties"]["name"]["const"]), (1, &json!("g")));
     }
 
     #[test]

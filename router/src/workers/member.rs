@@ -109,30 +109,14 @@ impl Workers {
         client: WorkerClient<TrustedChannel>,
     ) -> Result<Arc<Worker>, ConnectError> {
         let (id, epoch) = (WorkerId::new(about.worker_id.as_str()), WorkerEpoch(about.epoch));
-        self.warn_of_conflicts(&id, &about);
         // Before the worker can be picked: what an older life held must not match.
         let holder = self.replica.enroll(&id, epoch);
         let worker = Worker::new(about, address.clone(), client, holder, Instant::now());
-        self.register(worker).ok_or(ConnectError::Description(
+        let worker = self.register(worker).ok_or(ConnectError::Description(
             "another address already leads to this very worker; list it once",
-        ))
-    }
-
-    fn warn_of_conflicts(&self, worker: &WorkerId, about: &v1::DescribeResponse) {
-        for (name, entry) in about.models.iter().filter_map(|name| Some((name, self.models.get(name)?))) {
-            let model = name.as_str();
-            if entry.fingerprint != about.fingerprint {
-                tracing::warn!(
-                    %worker, model,
-                    "worker has other weights under a served name: it gets no work while workers of the first weights live"
-                );
-            } else if entry.block_tokens != about.block_size as usize {
-                tracing::warn!(
-                    %worker, model, block_size = about.block_size, expected = entry.block_tokens,
-                    "worker has another block size than the first one of its model: its cache is not looked at"
-                );
-            }
-        }
+        ))?;
+        self.warn_of_conflicts(&worker);
+        Ok(worker)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod booking;
 mod catalog;
+mod conflicts;
 mod connection;
 pub(crate) mod failures;
 pub mod health;
@@ -117,12 +118,10 @@ impl Workers {
         Booking::new(Arc::clone(self), Arc::clone(worker), number, weight)
     }
 
-    /// Workers that may be given a request of this model now.
-    pub fn ready_for(&self, model: &ModelEntry, adapter: &str) -> Vec<Arc<Worker>> {
+    /// Workers that may be given a request of this model or adapter now.
+    pub fn ready_for(&self, model: &ModelEntry) -> Vec<Arc<Worker>> {
         let list = self.list.load();
-        let serves = |w: &&Arc<Worker>| {
-            w.state() == HealthState::Ready && w.serves(&model.name, &model.fingerprint, adapter)
-        };
+        let serves = |w: &&Arc<Worker>| w.state() == HealthState::Ready && w.serves(model);
         list.iter().filter(serves).cloned().collect()
     }
 

@@ -44,7 +44,7 @@ impl Worker {
 }
 
 pub(super) fn of_model(workers: &[Arc<Worker>], model: &ModelEntry) -> Room {
-    let serving = workers.iter().filter(|w| w.serves(&model.name, &model.fingerprint, ""));
+    let serving = workers.iter().filter(|w| w.serves(model));
     let (mut room, mut states) = (0u32, Vec::new());
     for worker in serving {
         let state = worker.state();
@@ -58,34 +58,44 @@ pub(super) fn of_model(workers: &[Arc<Worker>], model: &ModelEntry) -> Room {
         return Room::Requests(room);
     }
     let has_successor = |w: &Arc<Worker>| {
-        w.about.models.contains(&model.name)
-            && w.about.fingerprint != model.fingerprint
+        w.offers().get(&model.name).is_some_and(|weights| *weights != model.weights())
             && may_serve(&w.state())
     };
     if states.is_empty() && workers.iter().any(has_successor) {
         return Room::OtherWeights(format!(
             "every worker with the weights of {} that this request began with is gone, and those that are left have \
              other weights; send the request again",
-            model.name
+            model.described()
         ));
     }
-    Room::NoWorker(reason(&model.name, &states))
+    Room::NoWorker(reason(model, &states))
 }
 
-fn reason(model: &str, states: &[HealthState]) -> String {
+fn reason(model: &ModelEntry, states: &[HealthState]) -> String {
     let count = |state| states.iter().filter(|s| **s == state).count();
     let (gone, draining) = (count(HealthState::Gone), count(HealthState::Draining));
+    let what = model.described();
     match (gone, draining) {
-        (0, 0) => format!("no worker serves {model} at present; start one or try again later"),
-        _ => format!(
-            "no worker can take requests for {model}: {gone} lost, {draining} draining; try again later"
+        (0, 0) if model.adapter.is_some() => format!(
+            "no worker has {what} any more; start one with --lora-modules {}=FOLDER or try again later",
+            model.name
         ),
+        (0, 0) => format!("no worker serves {what} at present; start one or try again later"),
+        _ => {
+            format!(
+                "no worker can take requests for {what}: {gone} lost, {draining} draining; try again later"
+            )
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
+    use crate::models::AdapterOf;
+    use crate::test_support;
 
     #[test]
     fn a_worker_takes_its_slots_and_a_few_with_a_second_of_prefill() {
@@ -107,11 +117,19 @@ mod tests {
     #[test]
     fn a_model_without_workers_says_why() {
         use HealthState::{Draining, Gone};
-        let check = |states: &[HealthState], part: &str| {
-            let reason = reason("m", states);
+        let mut model = Arc::into_inner(test_support::entry("m", false)).expect("not shared");
+        let check = |model: &ModelEntry, states: &[HealthState], part: &str| {
+            let reason = reason(model, states);
             assert!(reason.contains(part), "{reason}");
         };
-        check(&[], "no worker serves m");
-        check(&[Gone, Gone, Draining], "2 lost, 1 draining");
+        check(&model, &[], "no worker serves m");
+        check(&model, &[Gone, Gone, Draining], "2 lost, 1 draining");
+        model.adapter = Some(AdapterOf { base: "base".to_owned(), fingerprint: Bytes::new() });
+        check(
+            &model,
+            &[],
+            "no worker has adapter m of base any more; start one with --lora-modules m=FOLDER",
+        );
+        check(&model, &[Draining], "adapter m of base: 0 lost, 1 draining");
     }
 }

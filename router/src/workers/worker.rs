@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 use thalweg_cache_index::{Confidence, Holder};
 use thalweg_membership::GrpcAddress;
@@ -17,6 +19,7 @@ use super::failures::Life;
 use super::health::{Health, HealthEvent, HealthState};
 use super::in_flight::{InFlight, OnWorker};
 use super::load::{LoadBook, LoadView, Weight};
+use crate::models::{ModelEntry, Weights};
 use crate::policy::Speed;
 
 /// A (worker, epoch). After a restart there is another one, so that nothing of the old life counts for the new.
@@ -33,6 +36,7 @@ pub struct Worker {
     pub about: v1::DescribeResponse,
     /// Its number in the cache index; None when the index is full.
     pub holder: Option<Holder>,
+    offers: HashMap<String, Weights>,
     client: WorkerClient<TrustedChannel>,
     state: watch::Sender<HealthState>,
     inner: Mutex<Inner>,
@@ -69,6 +73,7 @@ impl Worker {
             since: now,
             address,
             holder,
+            offers: offers(&about),
             client,
             state: watch::Sender::new(health.state(now)),
             inner: Mutex::new(Inner {
@@ -140,11 +145,22 @@ impl Worker {
         self.inner.lock().prompt_tokens
     }
 
-    /// Serves this model of this fingerprint and adapter.
-    pub fn serves(&self, model: &str, fingerprint: &[u8], adapter: &str) -> bool {
-        self.about.fingerprint == fingerprint
-            && self.about.models.iter().any(|name| name == model)
-            && (adapter.is_empty() || self.about.adapters.iter().any(|name| name == adapter))
+    /// Serves this model, or has this adapter on it, with the very weights that the name stands for.
+    pub fn serves(&self, model: &ModelEntry) -> bool {
+        self.offers.get(&model.name).is_some_and(|weights| *weights == model.weights())
+    }
+
+    /// What its names stand for, adapters included.
+    pub(super) fn offers(&self) -> &HashMap<String, Weights> {
+        &self.offers
+    }
+
+    /// What it calls this model, or the model that this adapter is on.
+    pub(crate) fn name_of<'a>(&'a self, model: &'a ModelEntry) -> &'a str {
+        match &model.adapter {
+            None => &model.name,
+            Some(adapter) => self.about.models.first().unwrap_or(&adapter.base),
+        }
     }
 
     pub(super) fn book(&self, number: u64, weight: Weight) {
@@ -224,4 +240,13 @@ impl Worker {
         let measured = self.inner.lock().load.last_report().rates.as_ref().and_then(Speed::measured);
         measured.or_else(|| self.about.profile.as_ref().and_then(Speed::of_table))
     }
+}
+
+fn offers(about: &v1::DescribeResponse) -> HashMap<String, Weights> {
+    let weights = |adapter| Weights { model: about.fingerprint.clone(), adapter };
+    // An older version does not tell fingerprints.
+    let fingerprints = about.adapter_fingerprints.iter().cloned().chain(std::iter::repeat(Bytes::new()));
+    let adapters = about.adapters.iter().zip(fingerprints);
+    let adapters = adapters.map(|(name, fingerprint)| (name.clone(), weights(Some(fingerprint))));
+    adapters.chain(about.models.iter().map(|name| (name.clone(), weights(None)))).collect()
 }

@@ -8,6 +8,7 @@ mod scripted_worker;
 #[path = "../support/tokenizer.rs"]
 mod tokenizer;
 
+mod adapters;
 mod balance;
 mod before_first_token;
 mod cache;
@@ -80,7 +81,6 @@ impl Stage {
             tenant: "default".to_owned(),
             tenant_limit: None,
             scope: v1::CacheScope { scope: "default".to_owned(), salt: String::new() },
-            adapter: String::new(),
             priority: 0,
             deadline: Instant::now() + Duration::from_secs(60),
             traceparent: String::new(),

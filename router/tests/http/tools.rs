@@ -175,6 +175,39 @@ async fn forced_calls_are_held_to_the_tools_schemas() {
 }
 
 #[tokio::test]
+async fn allowed_tools_alone_are_told_of_and_called() {
+    let stage = roomy_stage().await;
+    let allowed = |mode: &str| {
+        let tools = json!([{"type": "function", "function": {"name": "add"}}]);
+        json!({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}})
+    };
+    stage.worker.says("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>");
+    let added = both(&stage, &with_tools(allowed("auto"))).await;
+    assert_eq!((added.calls, added.finish.as_str()), (vec![call("add", "{\"a\": 1}")], "tool_calls"));
+    let request = stage.worker.requests().pop().unwrap();
+    let text: String = request.prompt_ids.iter().filter_map(|id| char::from_u32(*id)).collect();
+    assert!(text.contains("add") && !text.contains("weather") && request.grammar.is_none(), "{text}");
+
+    // No tool that is not allowed is called, whatever the model says.
+    let other = "<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>";
+    stage.worker.says(other);
+    let added = both(&stage, &with_tools(allowed("auto"))).await;
+    assert_eq!((added.content.as_str(), added.calls.len(), added.finish.as_str()), (other, 0, "stop"));
+
+    stage.worker.says("[{\"name\": \"add\", \"parameters\": {\"a\": 2}}]");
+    let added = both(&stage, &with_tools(allowed("required"))).await;
+    assert_eq!((added.calls, added.finish.as_str()), (vec![call("add", "{\"a\": 2}")], "tool_calls"));
+    let grammar = format!("{:?}", stage.worker.requests().pop().unwrap().grammar.expect("a grammar"));
+    assert!(grammar.contains("add") && !grammar.contains("weather"), "{grammar}");
+
+    let unknown = json!([{"type": "function", "function": {"name": "sum"}}]);
+    let choice = json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": unknown}});
+    let refused = stage.http.post(CHAT, &with_tools(json!({"tool_choice": choice}))).await;
+    let param = "tool_choice.allowed_tools.tools[0].function.name";
+    assert_eq!((refused.status.as_u16(), refused.error()["param"].as_str()), (400, Some(param)));
+}
+
+#[tokio::test]
 async fn tool_choice_none_is_taken_with_tools_and_without() {
     let stage = roomy_stage().await;
     stage.worker.says(TWO_CALLS);

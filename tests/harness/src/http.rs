@@ -41,6 +41,8 @@ pub struct EventStream {
     pub headers: HeaderMap,
     body: Incoming,
     text: String,
+    /// The beginning of a character whose end is in the next frame.
+    begun: Vec<u8>,
 }
 
 impl HttpClient {
@@ -59,6 +61,11 @@ impl HttpClient {
     /// A POST of a JSON body, read to its end.
     pub async fn post(&self, path: &str, body: &Value) -> Reply {
         self.post_bytes(path, body.to_string()).await
+    }
+
+    /// A POST of a JSON text with these headers and no others, read to its end.
+    pub async fn post_with(&self, path: &str, headers: &[(&str, &str)], body: String) -> Reply {
+        self.send(Method::POST, path, headers, body.into()).await.read().await
     }
 
     /// A POST of whatever bytes, read to its end.
@@ -99,7 +106,13 @@ impl HttpClient {
         let response = tokio::time::timeout(PATIENCE, self.client.request(request)).await;
         let response = response.map_err(|_| format!("no answer within {PATIENCE:?}"))?;
         let (parts, body) = response.map_err(|error| format!("{error:?}"))?.into_parts();
-        Ok(EventStream { status: parts.status, headers: parts.headers, body, text: String::new() })
+        Ok(EventStream {
+            status: parts.status,
+            headers: parts.headers,
+            body,
+            text: String::new(),
+            begun: Vec::new(),
+        })
     }
 }
 
@@ -151,17 +164,30 @@ impl EventStream {
             let frame = frame.map_err(|_| format!("nothing for {PATIENCE:?}"))?;
             let Some(frame) = frame else { return Ok(None) };
             let data = frame.map_err(|error| format!("{error:?}"))?.into_data().unwrap_or_default();
-            self.text.push_str(std::str::from_utf8(&data).map_err(|error| error.to_string())?);
+            self.push(&data)?;
         }
+    }
+
+    fn push(&mut self, data: &[u8]) -> Result<(), String> {
+        self.begun.extend_from_slice(data);
+        let valid = match std::str::from_utf8(&self.begun) {
+            Ok(text) => text.len(),
+            Err(error) if error.error_len().is_none() => error.valid_up_to(),
+            Err(error) => return Err(error.to_string()),
+        };
+        let text = self.begun.drain(..valid).collect();
+        self.text.push_str(&String::from_utf8(text).map_err(|error| error.to_string())?);
+        Ok(())
     }
 
     /// Everything up to the end, or how it broke.
     pub async fn try_read(self) -> Result<Reply, String> {
-        let collected = tokio::time::timeout(PATIENCE, self.body.collect()).await;
+        let Self { status, headers, body, mut text, begun: mut rest } = self;
+        let collected = tokio::time::timeout(PATIENCE, body.collect()).await;
         let collected = collected.map_err(|_| format!("no end within {PATIENCE:?}"))?;
-        let rest = collected.map_err(|error| format!("{error:?}"))?.to_bytes();
-        let text = self.text + std::str::from_utf8(&rest).map_err(|error| error.to_string())?;
-        Ok(Reply { status: self.status, headers: self.headers, text })
+        rest.extend_from_slice(&collected.map_err(|error| format!("{error:?}"))?.to_bytes());
+        text.push_str(std::str::from_utf8(&rest).map_err(|error| error.to_string())?);
+        Ok(Reply { status, headers, text })
     }
 
     /// Everything up to the end.

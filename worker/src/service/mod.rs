@@ -25,7 +25,7 @@ use tonic::{Request, Response, Status};
 
 pub(crate) use channels::Channels;
 pub(crate) use grammar::GrammarCompiler;
-pub use parse::{CHOICES_MAX, LOGPROBS_MAX, RequestError, ServedModel, parse};
+pub use parse::{CHOICES_MAX, LOGPROBS_MAX, RequestError, ServedAdapter, ServedModel, parse};
 pub use server::GrpcError;
 pub(crate) use server::{GrpcListener, GrpcServer};
 pub(crate) use wire::{Identity, rates};

@@ -38,9 +38,18 @@ pub struct ServedModel {
     /// Prompt and output of one sequence, in tokens.
     pub max_model_len: u32,
     /// LoRA adapters, in the order of their places on the device.
-    pub adapters: Vec<String>,
+    pub adapters: Vec<ServedAdapter>,
     /// The model's own end of sequence ids.
     pub eos_ids: Vec<u32>,
+}
+
+/// An adapter that requests may name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedAdapter {
+    /// What they call it.
+    pub name: String,
+    /// Of what it does to the model.
+    pub fingerprint: bytes::Bytes,
 }
 
 /// A request that is not served as it stands. The message starts with the field.
@@ -83,6 +92,12 @@ pub enum RequestError {
     /// The router hashed the prompt for other weights.
     #[error("fingerprint is of other weights than this worker's; describe it again")]
     Fingerprint,
+    /// The router means another adapter by this name.
+    #[error("adapter_fingerprint is of another adapter than {name:?} is here; describe this worker again")]
+    AdapterFingerprint {
+        /// As asked for.
+        name: String,
+    },
 }
 
 impl RequestError {
@@ -92,7 +107,7 @@ impl RequestError {
             Self::Field { .. } => ErrorCode::InvalidRequest,
             Self::Context { .. } => ErrorCode::ContextLengthExceeded,
             Self::Model { .. } | Self::Adapter { .. } => ErrorCode::ModelNotFound,
-            Self::Fingerprint => ErrorCode::FingerprintMismatch,
+            Self::Fingerprint | Self::AdapterFingerprint { .. } => ErrorCode::FingerprintMismatch,
         }
     }
 }
@@ -106,7 +121,7 @@ impl From<RequestError> for tonic::Status {
 /// Parses a request, or says what is wrong with it. Its grammar is compiled elsewhere: that takes time.
 pub fn parse(request: v1::GenerateRequest, model: &ServedModel) -> Result<EngineRequest, RequestError> {
     check_target(&request, model)?;
-    let adapter = model.adapter(&request.adapter)?;
+    let adapter = model.adapter(&request.adapter, &request.adapter_fingerprint)?;
     check_ids("prompt_ids", &request.prompt_ids, model)?;
     ensure(!request.prompt_ids.is_empty(), "prompt_ids", "is empty; at least one token is needed")?;
     check_context(request.prompt_ids.len(), model)?;
@@ -150,18 +165,24 @@ impl ServedModel {
 }
 
 impl ServedModel {
-    /// Place of an adapter on the device; no name means the model as it is.
-    fn adapter(&self, name: &str) -> Result<AdapterSlot, RequestError> {
+    /// Place of an adapter on the device; no name means the model as it is. Where `fingerprint` is given it must be this one's.
+    fn adapter(&self, name: &str, fingerprint: &[u8]) -> Result<AdapterSlot, RequestError> {
         if name.is_empty() {
             return Ok(AdapterSlot::BASE);
         }
-        let loaded = || match self.adapters.is_empty() {
-            true => "none is".to_owned(),
-            false => self.adapters.join(", "),
-        };
-        let index = self.adapters.iter().position(|adapter| adapter == name);
-        let index = index.ok_or_else(|| RequestError::Adapter { name: name.to_owned(), loaded: loaded() })?;
+        let index =
+            self.adapters.iter().position(|adapter| adapter.name == name).ok_or_else(|| {
+                RequestError::Adapter { name: name.to_owned(), loaded: self.loaded_adapters() }
+            })?;
+        if !fingerprint.is_empty() && self.adapters[index].fingerprint != fingerprint {
+            return Err(RequestError::AdapterFingerprint { name: name.to_owned() });
+        }
         Ok(AdapterSlot(index as u32 + 1))
+    }
+
+    fn loaded_adapters(&self) -> String {
+        let names: Vec<_> = self.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
+        if names.is_empty() { "none is".to_owned() } else { names.join(", ") }
     }
 }
 

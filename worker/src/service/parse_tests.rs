@@ -10,9 +10,13 @@ fn model() -> ServedModel {
         fingerprint: vec![7; 32].into(),
         vocab_size: 100,
         max_model_len: 64,
-        adapters: vec!["first".to_owned(), "second".to_owned()],
+        adapters: ["first", "second"].map(adapter).to_vec(),
         eos_ids: vec![2],
     }
+}
+
+fn adapter(name: &str) -> ServedAdapter {
+    ServedAdapter { name: name.to_owned(), fingerprint: name.as_bytes().to_vec().into() }
 }
 
 fn sound() -> v1::GenerateRequest {
@@ -66,6 +70,14 @@ fn targets() {
     check(changed(|r| r.adapter = "lora".into()), ErrorCode::ModelNotFound, "first, second");
     check(changed(|r| r.fingerprint = vec![8; 32].into()), ErrorCode::FingerprintMismatch, "fingerprint");
     check(changed(|r| r.fingerprint = vec![7; 31].into()), ErrorCode::FingerprintMismatch, "fingerprint");
+    let another =
+        changed(|r| (r.adapter, r.adapter_fingerprint) = ("first".into(), b"second".to_vec().into()));
+    check(another, ErrorCode::FingerprintMismatch, "another adapter than \"first\"");
+    let bare = ServedModel { adapters: Vec::new(), ..model() };
+    let error = parse(changed(|r| r.adapter = "first".into()), &bare).unwrap_err().to_string();
+    assert!(error.contains("\"first\" is not loaded here, but none is"), "{error}");
+    let first = changed(|r| (r.adapter, r.adapter_fingerprint) = ("first".into(), b"first".to_vec().into()));
+    assert!(parse(first, &model()).is_ok());
     assert!(parse(changed(|r| r.fingerprint = vec![7; 32].into()), &model()).is_ok());
     assert!(parse(changed(|r| r.model = "alias".into()), &model()).is_ok());
     let adapted = |name: &str| parse(changed(|r| r.adapter = name.into()), &model()).unwrap();

@@ -24,7 +24,7 @@ use crate::engine::{EngineConfig, MAX_WAITING_DEFAULT};
 use crate::kv::{FULL, KvBudget, SLIDING, plan_blocks};
 use crate::plan::KV_GROUPS;
 use crate::runner::Runner;
-use crate::service::{GrammarCompiler, ServedModel};
+use crate::service::{GrammarCompiler, ServedAdapter, ServedModel};
 
 /// Weights, and all that follows from model and flags alone.
 pub struct SharedModel {
@@ -53,6 +53,7 @@ struct Ready {
     bundle: TokenizerBundle,
     /// Of the weights and of whatever changes KV values.
     fingerprint: [u8; 32],
+    adapters: Vec<ServedAdapter>,
     hardware: String,
     weight_bytes: u64,
 }
@@ -92,7 +93,7 @@ impl SharedModel {
             () if gpus(config)? > 0 => on_gpu(path, config, workers)?,
             () => on_cpu(path, config, workers)?,
         };
-        let Ready { loaded, plan, name, bundle, fingerprint, hardware, weight_bytes } = ready;
+        let Ready { loaded, plan, name, bundle, fingerprint, adapters, hardware, weight_bytes } = ready;
         let names = match config.served_model_name.is_empty() {
             true => vec![name],
             false => config.served_model_name.clone(),
@@ -106,7 +107,7 @@ impl SharedModel {
             fingerprint: with_template(&fingerprint, &bundle).into(),
             vocab_size: plan.vocab_size,
             max_model_len: plan.max_model_len as u32,
-            adapters: config.lora.lora_modules.iter().map(|module| module.name.clone()).collect(),
+            adapters,
             eos_ids: bundle.eos_ids.clone(),
         };
         let tokenizer = serde_json::to_vec(&bundle).map_err(|error| ModelError::Malformed {
@@ -131,8 +132,8 @@ impl SharedModel {
         &self.served.names
     }
 
-    /// Names of the adapters that requests may use.
-    pub fn adapters(&self) -> &[String] {
+    /// The adapters that requests may name.
+    pub fn adapters(&self) -> &[ServedAdapter] {
         &self.served.adapters
     }
 
@@ -209,8 +210,16 @@ fn simulated(path: &Path, config: &WorkerConfig) -> Result<Ready, StartError> {
     let plan = plan(checkpoint.config(), config, &room)?;
     let sim = SimModel::load(config, &bundle)?;
     let fingerprint = digest(&checkpoint.fingerprint(), &[b"sim", sim.said().as_bytes()]);
-    let (name, hardware) = (checkpoint.name().to_owned(), "sim".to_owned());
-    Ok(Ready { loaded: Loaded::Sim(sim), plan, name, bundle, fingerprint, hardware, weight_bytes: 0 })
+    Ok(Ready {
+        loaded: Loaded::Sim(sim),
+        plan,
+        name: checkpoint.name().to_owned(),
+        bundle,
+        fingerprint,
+        adapters: adapters::named(config),
+        hardware: "sim".to_owned(),
+        weight_bytes: 0,
+    })
 }
 
 fn on_cpu(path: &Path, config: &WorkerConfig, workers: usize) -> Result<Ready, StartError> {

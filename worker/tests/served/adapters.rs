@@ -34,6 +34,8 @@ async fn requests_name_their_adapter() {
     let Fixture { worker, mut client } = serve_alone(&model).await;
     let about = client.describe(v1::DescribeRequest {}).await.unwrap().into_inner();
     assert_eq!(about.adapters, ["one", "two"]);
+    let prints = &about.adapter_fingerprints;
+    assert!(prints.len() == 2 && prints[0].len() == 32 && prints[0] != prints[1], "{prints:?}");
     let prompt: Vec<u32> = (0..40).map(|i| i * 7 % 256).collect();
     let asked = |adapter: &str| v1::GenerateRequest { adapter: adapter.to_owned(), ..request(&prompt, 12) };
     let mut answers = Vec::new();
@@ -49,6 +51,9 @@ async fn requests_name_their_adapter() {
     assert!(answers[0] != answers[1] && answers[0] != answers[2] && answers[1] != answers[2], "{answers:?}");
     let unknown = client.generate(asked("three")).await.unwrap_err();
     assert_eq!((unknown.code(), ErrorCode::of(&unknown)), (tonic::Code::NotFound, ErrorCode::ModelNotFound));
+    let other = v1::GenerateRequest { adapter_fingerprint: prints[1].clone(), ..asked("one") };
+    let other = client.generate(other).await.unwrap_err();
+    assert_eq!(ErrorCode::of(&other), ErrorCode::FingerprintMismatch, "{other:?}");
     assert!(unknown.message().contains("\"three\"") && unknown.message().contains("one, two"), "{unknown:?}");
     worker.shutdown(Duration::ZERO).await;
 }

@@ -59,7 +59,7 @@ impl Bench {
 
     fn is_empty(&self) -> bool {
         let inner = self.gate.inner.lock();
-        inner.accounts.is_empty() && inner.lines.values().all(|l| l.queue.len() == 0 && l.unbooked == 0)
+        inner.accounts.is_empty() && inner.lines.is_empty()
     }
 }
 
@@ -273,4 +273,47 @@ async fn limits_may_change_while_requests_are_there() {
     for task in [waiting, more] {
         task.await.unwrap().unwrap();
     }
+}
+
+/// The model and two adapters have one worker: what one of them takes of its room the others do not have, and each has its turn.
+#[tokio::test(start_paused = true)]
+async fn a_model_and_its_adapters_share_the_room_and_take_turns() {
+    let bench = bench(AMPLE, AMPLE);
+    let names = ["m", "x", "y"];
+    let mut tasks = Vec::new();
+    for name in names {
+        for _ in 0..4 {
+            let ask = Ask { model: entry(name, false), ..bench.ask("a", 10) };
+            tasks.push((name, bench.start(ask).await));
+        }
+    }
+    let mut running = Vec::new();
+    for round in 1..=4 {
+        bench.set_room(3).await;
+        assert_eq!(bench.gate.waiting(), 12 - 3 * round, "three at a time");
+        bench.set_room(3).await;
+        assert_eq!(bench.gate.waiting(), 12 - 3 * round, "the room is theirs until they are booked");
+        for name in names {
+            let at = tasks.iter().position(|(of, task)| *of == name && task.is_finished());
+            let mut permit = tasks.remove(at.expect("one of each")).1.await.unwrap().unwrap();
+            bench.set_room(0).await;
+            permit.booked();
+            running.push(permit);
+        }
+    }
+    drop(running);
+    assert!(bench.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn urgent_requests_of_an_adapter_go_before_others_of_the_model() {
+    let bench = bench(AMPLE, AMPLE);
+    let usual = bench.start(bench.ask("a", 10)).await;
+    let urgent = Ask { model: entry("x", false), priority: -1, ..bench.ask("a", 10) };
+    let urgent = bench.start(urgent).await;
+    bench.set_room(1).await;
+    assert!(urgent.is_finished() && !usual.is_finished());
+    urgent.await.unwrap().unwrap().booked();
+    bench.set_room(1).await;
+    usual.await.unwrap().unwrap();
 }

@@ -3,7 +3,8 @@
 use thalweg_model::adapter::Adapter;
 use thalweg_model::config::ModelConfig;
 
-use crate::config::WorkerConfig;
+use crate::config::{LoraModule, WorkerConfig};
+use crate::service::ServedAdapter;
 use crate::worker::StartError;
 
 /// Opens every adapter that the flags name, in their order.
@@ -22,6 +23,22 @@ pub(super) fn open(config: &WorkerConfig, model: &ModelConfig) -> Result<Vec<Ada
         adapters.push(adapter);
     }
     Ok(adapters)
+}
+
+/// What requests may name, of adapters that [`open`] has opened.
+pub(super) fn served(config: &WorkerConfig, adapters: &[Adapter]) -> Vec<ServedAdapter> {
+    let fingerprints = adapters.iter().map(Adapter::fingerprint);
+    let modules = config.lora.lora_modules.iter().zip(fingerprints);
+    modules.map(|(module, fingerprint)| adapter(module, fingerprint.to_vec())).collect()
+}
+
+/// The same where no adapter is read, since no weights are: its name stands for what it does.
+pub(super) fn named(config: &WorkerConfig) -> Vec<ServedAdapter> {
+    config.lora.lora_modules.iter().map(|module| adapter(module, module.name.clone().into())).collect()
+}
+
+fn adapter(module: &LoraModule, fingerprint: Vec<u8>) -> ServedAdapter {
+    ServedAdapter { name: module.name.clone(), fingerprint: fingerprint.into() }
 }
 
 /// What flags alone decide.

@@ -61,6 +61,7 @@ pub(super) fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result
         plan,
         name: checkpoint.name().to_owned(),
         fingerprint: digest(&checkpoint.fingerprint(), &fields),
+        adapters: adapters::served(config, &adapters),
         hardware: format!("cpu-{:?}x{}", Isa::from_env(), backend.threads).to_lowercase(),
         weight_bytes: weights.bytes(),
         bundle,

@@ -134,6 +134,7 @@ pub(super) fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result
         plan,
         name: opened.name().to_owned(),
         fingerprint: digest(&opened.fingerprint(seed), &fields),
+        adapters: adapters::served(config, &adapters),
         hardware: gpu.name().to_lowercase().replace(' ', "-"),
         weight_bytes,
         bundle,
