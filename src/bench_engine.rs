@@ -177,6 +177,7 @@ fn request(options: &Options, vocab: usize, number: u32) -> EngineRequest {
         sampling: Arc::new(sampling),
         max_tokens: options.output,
         prompt_logprobs: None,
+        pooling: None,
         choices: vec![ChoiceState::default()],
         root: HashRoot { fingerprint: &[], adapter: "", scope: "bench", salt: "" }.hash(),
         adapter: AdapterSlot::BASE,

@@ -14,6 +14,7 @@ use crate::dequantize::dequantize_row;
 use crate::dtype::DType;
 use crate::error::ModelError;
 use crate::gguf::Metadata;
+use crate::pooling::{self, PoolingSetting};
 use crate::tensors::{Tensor, TensorTable};
 use crate::tokenizer::{self, TokenizerBundle};
 
@@ -173,6 +174,14 @@ impl Checkpoint {
         match &self.source {
             Source::Gguf(metadata) => tokenizer::gguf::bundle(metadata, &self.config, metadata.path()),
             Source::Folder(folder) => tokenizer::hub::bundle(folder, &self.config),
+        }
+    }
+
+    /// How its makers pool hidden states, if they say so.
+    pub fn pooling(&self) -> Result<PoolingSetting, ModelError> {
+        match &self.source {
+            Source::Gguf(metadata) => pooling::of_gguf(metadata),
+            Source::Folder(folder) => pooling::of_folder(folder),
         }
     }
 

@@ -15,6 +15,8 @@ pub mod error;
 mod mmap;
 mod tensors;
 
+pub mod pooling;
+
 pub mod chat_template;
 pub mod grammar;
 pub mod tokenizer;

@@ -137,6 +137,14 @@ impl RouterState {
         self.keys.open().is_none()
     }
 
+    /// Requests of a key's tenant that this router takes at a time, waiting and running.
+    pub(crate) fn requests_at_once(&self, grant: &Grant) -> usize {
+        let all = AdmissionLimits::from(&self.config.limits);
+        let own = AdmissionLimits { tenant: grant.tenant_limit(all.tenant), ..all };
+        let share = own.shared_by(self.routers.load(Ordering::Relaxed));
+        share.tenant.requests.min(share.queued.requests)
+    }
+
     /// The router is going away: /ready fails.
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)

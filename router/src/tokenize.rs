@@ -8,7 +8,7 @@ use thalweg_proto::code::ErrorCode;
 
 use crate::error::RouterError;
 use crate::models::ModelEntry;
-use crate::request::{Chat, MaxTokens, Prompt, ValidRequest};
+use crate::request::{Chat, MaxTokens, Prompt, ValidEmbedding, ValidRequest};
 
 /// Text of more than so many bytes per token of context is tried by its head before it is tokenised whole.
 const HEAD_BYTES_PER_TOKEN: usize = 8;
@@ -45,6 +45,53 @@ pub fn tokenize_request(request: &mut ValidRequest) -> Result<Vec<TokenizedPromp
         Ok(TokenizedPrompt { ids: ids.into(), max_tokens, echo })
     };
     prompts.into_iter().map(fits).collect()
+}
+
+/// Tokenises every input of an embeddings request, which forgets them. Each fits the context, cut off behind so many tokens
+/// where the request says so. Never call it on the reactor.
+pub fn tokenize_inputs(request: &mut ValidEmbedding) -> Result<Vec<Arc<[u32]>>, RouterError> {
+    let inputs = request.take_inputs();
+    let (model, most) = (request.model(), request.truncate_to());
+    let is_one = inputs.len() == 1;
+    let one = |(at, input): (usize, Prompt)| {
+        let ids = tokenize_input(&input, model, most);
+        ids.map(Arc::from).map_err(|error| {
+            let param = if is_one { "input".to_owned() } else { format!("input[{at}]") };
+            RouterError { message: format!("`{param}`: {}", error.message), param: Some(param), ..error }
+        })
+    };
+    inputs.into_iter().enumerate().map(one).collect()
+}
+
+fn tokenize_input(input: &Prompt, model: &ModelEntry, most: Option<usize>) -> Result<Vec<u32>, RouterError> {
+    let mut ids = match input {
+        Prompt::Text { text, bos } => {
+            // What is cut off has to be tokenised too.
+            refuse_hopeless(text, Specials::Parse, model, most.is_none().then_some(MaxTokens::Default(0)))?;
+            model.tokenizer.encode_to_embed(text, *bos)
+        }
+        other => tokenize(other, model, None)?,
+    };
+    if let Some(most) = most.filter(|most| ids.len() > *most) {
+        let last = ids.last().copied().filter(|id| model.tokenizer.bundle().text_end_id == Some(*id));
+        ids.truncate(most);
+        // The end that the tokenizer wrote stays the end: it is what last-token pooling looks at.
+        if let (Some(place), Some(end)) = (ids.last_mut(), last) {
+            *place = end;
+        }
+    }
+    let context = model.max_model_len as usize;
+    match ids.len() {
+        0 => Err(RouterError::new(ErrorCode::InvalidRequest, "the text has no tokens; send at least one")),
+        tokens if tokens > context => {
+            let message = format!(
+                "the model's context is {context} tokens, but the text has {tokens}; shorten it, or send \
+                 `truncate_prompt_tokens`"
+            );
+            Err(RouterError::new(ErrorCode::ContextLengthExceeded, message))
+        }
+        _ => Ok(ids),
+    }
 }
 
 /// Ids of one prompt. With `limit`, text that is hopelessly over the context is refused by its head alone; without, text

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::api::metrics::ApiMetrics;
 use crate::auth::Grant;
-use crate::request::Endpoint;
 use crate::usage_log::UsageLog;
 
 /// OpenAI's `usage`.
@@ -80,7 +79,7 @@ pub(crate) struct UsageRecord {
     request_id: String,
     reply_id: String,
     model: String,
-    endpoint: Endpoint,
+    endpoint: &'static str,
     worker: Option<String>,
     started: Instant,
     first_token: Option<Duration>,
@@ -95,7 +94,7 @@ impl UsageRecord {
         log: Option<UsageLog>,
         grant: Arc<Grant>,
         request_id: String,
-        endpoint: Endpoint,
+        endpoint: &'static str,
     ) -> Self {
         Self {
             metrics,
@@ -167,7 +166,7 @@ impl UsageRecord {
             key: &self.grant.key,
             tenant: &self.grant.tenant,
             model: &self.model,
-            endpoint: self.endpoint.as_str(),
+            endpoint: self.endpoint,
             worker: self.worker.as_deref(),
             outcome: self.outcome.as_str(),
             prompt_tokens: self.usage.prompt_tokens,
@@ -202,7 +201,7 @@ impl Drop for UsageRecord {
             key = self.grant.key,
             tenant = self.grant.tenant,
             model = self.model,
-            endpoint = ?self.endpoint,
+            endpoint = self.endpoint,
             worker = self.worker,
             outcome = self.outcome.as_str(),
             prompt_tokens = self.usage.prompt_tokens,

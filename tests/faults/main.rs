@@ -2,6 +2,7 @@
 //!
 //! `THALWEG_TEST_LONG=1` runs the long forms; `THALWEG_TEST_SEED` varies what is random.
 
+mod embeddings;
 mod etcd;
 mod kills;
 mod overload;

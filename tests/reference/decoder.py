@@ -6,15 +6,26 @@ import numpy as np
 
 def logits(config, weights, ids):
     """`[len(ids), vocab]`: row i scores the token behind ids[: i + 1]."""
+    name = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    return hidden(config, weights, ids) @ weights[name].astype(np.float64).T
+
+
+def embedding(config, weights, ids, pooling):
+    """Of length 1: the last token's hidden state, or the mean of all tokens'."""
+    states = hidden(config, weights, ids)
+    pooled = {"last": states[-1], "mean": states.mean(0)}[pooling]
+    return pooled / np.linalg.norm(pooled)
+
+
+def hidden(config, weights, ids):
+    """`[len(ids), hidden]`, behind the final norm."""
     embedding = weights["model.embed_tokens.weight"].astype(np.float64)
     x = embedding[np.asarray(ids)]
     if is_gemma(config):
         x = x * np.float64(np.float32(config["hidden_size"] ** 0.5))
     for layer in range(config["num_hidden_layers"]):
         x = block(config, Layer(weights, layer), kind_of(config, layer), x)
-    x = rms_norm(config, x, weights["model.norm.weight"])
-    output = embedding if config["tie_word_embeddings"] else weights["lm_head.weight"].astype(np.float64)
-    return x @ output.T
+    return rms_norm(config, x, weights["model.norm.weight"])
 
 
 class Layer:

@@ -6,7 +6,7 @@ Needs numpy. Each model is a folder as model hubs have it, with reference.json b
   {"prompts": [{"ids": [...], "positions": [...], "logits": [[...] for each position],
                 "greedy": [...], "greedy_gaps": [...]}]}
 `logits` are those behind the token at each position; `greedy` continues the prompt by the best token, `greedy_gaps` says
-by how much each was better than the second. `adapters/NAME` below a model's folder has a LoRA adapter, and a reference.json
+by how much each was better than the second. `embeddings` has {"ids": [...], "last": [...], "mean": [...]}. `adapters/NAME` below a model's folder has a LoRA adapter, and a reference.json
 of the model with it merged in.
 """
 
@@ -34,6 +34,8 @@ KEPT_POSITIONS = [0, 15, 16, 63, 64, 255, 256, 299]
 ALL_POSITIONS_MAX = 48
 GREEDY_TOKENS = 12
 GREEDY_PROMPT_MAX = 48
+# Around ends of blocks of 16 and of chunks of attention.
+EMBEDDED_LENGTHS = [1, 15, 16, 17, 63, 65, 300]
 
 
 def main():
@@ -72,7 +74,16 @@ def reference(config, tensors, seed):
         every = range(length) if length <= ALL_POSITIONS_MAX else KEPT_POSITIONS
         prompt = {"ids": ids, "positions": list(every), "logits": [rounded(rows[at]) for at in every]}
         prompts.append(prompt | (greedy(config, tensors, ids) if length <= GREEDY_PROMPT_MAX else {}))
-    return {"prompts": prompts}
+    return {"prompts": prompts, "embeddings": embeddings(config, tensors, draw)}
+
+
+def embeddings(config, tensors, draw):
+    out = []
+    for length in EMBEDDED_LENGTHS:
+        ids = [int(raw % 256) for raw in draw.random_raw(length)]
+        pooled = {kind: rounded(decoder.embedding(config, tensors, ids, kind)) for kind in ("last", "mean")}
+        out.append({"ids": ids} | pooled)
+    return out
 
 
 def greedy(config, tensors, prompt):

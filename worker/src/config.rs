@@ -92,6 +92,11 @@ pub struct WorkerConfig {
     #[arg(value_parser = value::whole(1..=1024u32))]
     pub threads: Option<u32>,
 
+    /// How /v1/embeddings makes a vector of a text: from the last token, or as the mean of all. Default: what the model's makers
+    /// say, else last
+    #[arg(long, env = "THALWEG_POOLING_TYPE", value_enum, ignore_case = true)]
+    pub pooling_type: Option<PoolingType>,
+
     /// LoRA adapters
     #[command(flatten)]
     pub lora: LoraConfig,
@@ -155,6 +160,15 @@ pub enum Dtype {
     Float32,
     /// As `Auto` on the CPU.
     Bfloat16,
+}
+
+/// What an embedding is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PoolingType {
+    /// The hidden state of the last token.
+    Last,
+    /// The mean of all tokens' hidden states.
+    Mean,
 }
 
 /// Elements of the KV cache.
@@ -338,6 +352,7 @@ mod tests {
             ("--model m --gpu-memory-utilization 0", "--gpu-memory-utilization"),
             ("--model m --gpu-step-timeout 0", "--gpu-step-timeout"),
             ("--model m --load-format npcache", "--load-format"),
+            ("--model m --pooling-type cls", "--pooling-type"),
             ("--model m --lora-modules a", "name and a folder"),
             ("--model m --max-lora-rank 1024", "--max-lora-rank"),
             ("--model m --max-sequences 3", "--max-sequences"),

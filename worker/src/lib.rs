@@ -9,6 +9,7 @@ pub mod http;
 pub mod kv;
 pub mod metrics;
 pub mod plan;
+pub mod pooling;
 pub mod runner;
 pub mod sampling;
 pub mod scheduler;

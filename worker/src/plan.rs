@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use thalweg_model::grammar::TokenMask;
 
+use crate::pooling::Pooling;
 use crate::sampling::SamplingParams;
 
 /// One block of the paged KV cache, within its group.
@@ -136,12 +137,24 @@ pub enum Want {
         /// As in `Sample`.
         output_index: Option<u32>,
     },
+    /// Hidden states of the row's tokens behind the final norm, pooled with those of the rows before; no token.
+    Embedding {
+        /// Which of them. A mean's first row has no context: the prompt is computed from its first token on.
+        pooling: Pooling,
+        /// The row is the prompt's last, and yields the vector.
+        ends: bool,
+    },
 }
 
 impl Want {
     /// A token is sampled.
     pub fn samples(self) -> bool {
         matches!(self, Self::Sample { .. } | Self::PromptLogprobs { output_index: Some(_), .. })
+    }
+
+    /// Hidden states are pooled.
+    pub fn pools(self) -> bool {
+        matches!(self, Self::Embedding { .. })
     }
 }
 
@@ -161,6 +174,8 @@ pub struct RowOutput {
     pub sampled: Vec<Logprobs>,
     /// Prompt logprobs, one per target.
     pub prompt: Vec<Logprobs>,
+    /// The prompt's embedding, of length 1, from the row that ends it.
+    pub embedding: Option<Vec<f32>>,
 }
 
 /// A token, how likely it was, and what stood beside it. Logprobs are of the raw logits: before temperature, penalties and

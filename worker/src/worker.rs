@@ -28,7 +28,7 @@ use crate::service::{Channels, GrpcListener, GrpcServer, Identity, WorkerService
 use publisher::{PendingEvents, Publisher};
 
 pub use error::StartError;
-pub use model::{SharedModel, gpus};
+pub use model::{Embedding, SharedModel, gpus};
 
 /// Starts workers.
 #[derive(Debug)]
@@ -190,6 +190,9 @@ impl RunningWorker {
 const FEATURES: [&str; 7] =
     ["resume", "logprobs", "prompt_logprobs", "logit_bias", "abort_choices", "channel", "grammar"];
 
+/// Of those that embed prompts: others would take a request for one as one for text.
+const EMBED: &str = "embed";
+
 fn describe(id: &WorkerId, epoch: WorkerEpoch, model: &SharedModel, profile: &Rates) -> v1::DescribeResponse {
     let plan = model.plan();
     v1::DescribeResponse {
@@ -205,13 +208,18 @@ fn describe(id: &WorkerId, epoch: WorkerEpoch, model: &SharedModel, profile: &Ra
         kv_blocks_total: published_blocks(plan) as u64,
         protocol_min: *PROTOCOL.start(),
         protocol_max: *PROTOCOL.end(),
-        features: FEATURES.map(str::to_owned).to_vec(),
+        features: features(model),
         hardware: model.hardware().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         profile: Some(service::rates(profile)),
         adapters: model.adapters().iter().map(|adapter| adapter.name.clone()).collect(),
         adapter_fingerprints: model.adapters().iter().map(|adapter| adapter.fingerprint.clone()).collect(),
+        embedding: model.embedding().map(service::embedding_info),
     }
+}
+
+fn features(model: &SharedModel) -> Vec<String> {
+    FEATURES.into_iter().chain(model.embedding().map(|_| EMBED)).map(str::to_owned).collect()
 }
 
 /// Blocks of the group whose hashes are published: full attention, or sliding where the model has only that.

@@ -109,7 +109,7 @@ impl Run {
             let own = row(self.mates, input, context, want);
             rows.insert(self.mates / 2, Row { adapter: self.adapter, ..own });
             let outputs = device.step(std::mem::take(&mut slots), rows);
-            let RowOutput { sampled, prompt } = outputs[self.mates / 2].clone();
+            let RowOutput { sampled, prompt, .. } = outputs[self.mates / 2].clone();
             collected.sampled.extend(sampled);
             collected.prompt.extend(prompt);
             context = end;

@@ -148,6 +148,11 @@ impl Reader<'_> {
         if self.metadata.u64(&key)?.is_some_and(|experts| experts > 0) {
             return Err(self.unsupported("a mixture of experts".to_owned(), "use a dense model"));
         }
+        let key = format!("{}.attention.causal", self.prefix);
+        if self.metadata.bool(&key)? == Some(false) {
+            return Err(self
+                .unsupported(format!("`{key}` of false"), "use a model whose tokens see only those before"));
+        }
         for end in ["attn_logit_softcapping", "final_logit_softcapping"] {
             let key = format!("{}.{end}", self.prefix);
             if self.metadata.f32(&key)?.is_some_and(|cap| cap != 0.0) {

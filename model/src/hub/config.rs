@@ -188,6 +188,10 @@ fn refuse_what_is_not_served(keys: Keys<'_>, defaults: &Defaults) -> Result<(), 
             return Err(keys.unsupported(format!("`{flag}`: true"), "use a model without it"));
         }
     }
+    if !keys.get_or("is_causal", true)? {
+        return Err(keys
+            .unsupported("`is_causal`: false".to_owned(), "use a model whose tokens see only those before"));
+    }
     for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if keys.get::<f32>(key)?.is_some() {
             return Err(keys.unsupported(format!("`{key}`"), "use a model without it, such as Gemma 3"));

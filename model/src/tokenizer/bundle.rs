@@ -15,6 +15,9 @@ pub struct TokenizerBundle {
     pub bos_id: Option<u32>,
     /// A plain prompt gets `bos_id` in front.
     pub add_bos: bool,
+    /// Behind a text that is embedded, where the model's tokenizer writes such a token: last-token pooling looks at it.
+    #[serde(default)]
+    pub text_end_id: Option<u32>,
     /// Ids that end a generation.
     pub eos_ids: Vec<u32>,
     /// Rows of the model's embedding: ids from here on are refused.
@@ -32,6 +35,7 @@ impl TokenizerBundle {
             template_tokens: self.template_tokens.clone(),
             bos_id: self.bos_id,
             add_bos: self.add_bos,
+            text_end_id: self.text_end_id,
             eos_ids: self.eos_ids.clone(),
             vocab_size: self.vocab_size,
             max_position: self.max_position,

@@ -32,6 +32,7 @@ pub(crate) fn bundle(folder: &Path, config: &ModelConfig) -> Result<TokenizerBun
         chat_template: chat_template(folder, &settings)?,
         bos_id,
         add_bos: bos_id.is_some() && adds_bos(&settings, &description, &template_tokens),
+        text_end_id: text_end_id(&settings, &description, eos_token_id),
         eos_ids: eos_ids(folder, eos_token_id)?,
         vocab_size: config.vocab_size,
         max_position: config.max_position,
@@ -66,13 +67,30 @@ fn adds_bos(settings: &Value, description: &Description, tokens: &BTreeMap<Strin
     if let Some(setting) = settings["add_bos_token"].as_bool() {
         return setting;
     }
-    let Some(processor) = &description.post_processor else { return false };
-    let whole = std::slice::from_ref(processor);
-    let steps = processor["processors"].as_array().map_or(whole, Vec::as_slice);
-    steps.iter().any(|step| {
+    steps(description).iter().any(|step| {
         let first = &step["single"][0]["SpecialToken"]["id"];
         first.is_string() && first.as_str() == tokens.get("bos_token").map(String::as_str)
     })
+}
+
+/// EOS as the setting says; else what the post-processor writes behind a single text.
+fn text_end_id(settings: &Value, description: &Description, eos_token_id: Option<u32>) -> Option<u32> {
+    match settings["add_eos_token"].as_bool() {
+        Some(true) => eos_token_id,
+        Some(false) => None,
+        None => steps(description).iter().find_map(|step| {
+            let name = step["single"].as_array()?.last()?["SpecialToken"]["id"].as_str()?;
+            let id = step["special_tokens"][name]["ids"].get(0)?.as_u64()?;
+            // A template of special tokens alone has no text to end.
+            (step["single"].as_array()?.len() > 1).then(|| u32::try_from(id).ok())?
+        }),
+    }
+}
+
+/// Post-processors of the tokenizer, in order.
+fn steps(description: &Description) -> &[Value] {
+    let Some(processor) = &description.post_processor else { return &[] };
+    processor["processors"].as_array().map_or(std::slice::from_ref(processor), Vec::as_slice)
 }
 
 /// generation_config.json's ids and the tokenizer's own; config.json's where neither says.

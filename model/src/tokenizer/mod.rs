@@ -81,6 +81,17 @@ impl Tokenizer {
         ids
     }
 
+    /// Ids of a text that is to be embedded, control tokens in it included. `specials` adds what the model's tokenizer writes
+    /// around a text.
+    pub fn encode_to_embed(&self, text: &str, specials: bool) -> Vec<u32> {
+        let mut ids = self.encode(text, Specials::Parse, specials);
+        match self.bundle.text_end_id {
+            Some(id) if specials && ids.last() != Some(&id) => ids.push(id),
+            _ => {}
+        }
+        ids
+    }
+
     /// Ids of a rendered chat: what the template wrote is parsed for control tokens, what users wrote is not. No
     /// beginning of sequence is added: templates write their own.
     pub fn encode_chat(&self, chat: &RenderedChat) -> Vec<u32> {

@@ -14,5 +14,6 @@ mod config;
 mod dequantize;
 mod files;
 mod gguf;
+mod pooling;
 mod real_models;
 mod tiny_models;

@@ -74,6 +74,7 @@ pub(crate) fn bundle(eos_ids: Vec<u32>) -> TokenizerBundle {
         template_tokens: BTreeMap::new(),
         bos_id: Some(264),
         add_bos: true,
+        text_end_id: None,
         eos_ids,
         vocab_size: VOCAB,
         max_position: 512,

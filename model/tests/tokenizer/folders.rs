@@ -61,6 +61,7 @@ fn tokenizer(json: &Value, vocab_size: usize) -> Tokenizer {
         template_tokens: Default::default(),
         bos_id: Some(1),
         add_bos: true,
+        text_end_id: None,
         eos_ids: vec![2],
         vocab_size,
         max_position: 128,
@@ -170,6 +171,27 @@ fn prompts_begin_as_the_settings_or_the_post_processor_say() {
     check(&[setting(true)], adds(Some(258), true));
     check(&[setting(false)], adds(Some(258), false));
     check(&[("tokenizer_config.json", json!({}))], adds(None, false));
+}
+
+/// The setting, else what the post-processor writes behind a text: what is embedded ends with it.
+#[test]
+fn texts_to_embed_end_as_the_settings_or_the_post_processor_say() {
+    let setting = |add: bool| {
+        let settings =
+            json!({"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "add_eos_token": add});
+        ("tokenizer_config.json", settings)
+    };
+    let ends = |expected| move |bundle: &TokenizerBundle| assert_eq!(bundle.text_end_id, expected);
+    check(&[], ends(None));
+    check(&[setting(true)], ends(Some(258)));
+    let mut ending = llama3_json();
+    let template = &mut ending["post_processor"]["processors"][1];
+    let end = json!({"SpecialToken": {"id": "<|end_of_text|>", "type_id": 0}});
+    template["single"].as_array_mut().unwrap().push(end);
+    template["special_tokens"]["<|end_of_text|>"] =
+        json!({"id": "<|end_of_text|>", "ids": [257], "tokens": ["x"]});
+    check(&[("tokenizer.json", ending.clone())], ends(Some(257)));
+    check(&[("tokenizer.json", ending), setting(false)], ends(None));
 }
 
 #[test]

@@ -109,3 +109,29 @@ fn words_are_cut_as_the_pre_tokenizer_s_name_says() {
     check("qwen2", &[0, 1, 5, 8]);
     check("tekken", &[0, 1, 5, 8]);
 }
+
+/// What a model made to embed writes behind a text, and only where it is to be embedded.
+#[test]
+fn texts_to_embed_end_as_the_metadata_says() {
+    let check = |ends: bool, specials: bool, expected: &[u32]| {
+        let tokenizer = build(|file| {
+            set_spm(file);
+            file.set("tokenizer.ggml.add_eos_token", Value::Bool(ends));
+        });
+        let tokenizer = tokenizer.unwrap();
+        assert_eq!(tokenizer.encode_to_embed("a", specials), expected);
+        assert_eq!(tokenizer.encode("a", Specials::Parse, true), [1, 11], "prompts do not end");
+    };
+    check(true, true, &[1, 11, 2]);
+    check(true, false, &[11]);
+    check(false, true, &[1, 11]);
+    let tokenizer = build(|file| {
+        set_spm(file);
+        file.set("tokenizer.ggml.add_eos_token", Value::Bool(true));
+    });
+    assert_eq!(
+        tokenizer.unwrap().encode_to_embed("a</s>", true),
+        [1, 11, 2],
+        "an end that is there is enough"
+    );
+}

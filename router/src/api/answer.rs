@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use futures::stream::{self, AbortHandle, BoxStream, SelectAll, StreamExt};
+use futures::stream::{self, AbortHandle, BoxStream, StreamExt};
 use thalweg_proto::ids::WorkerId;
 
 use crate::dispatch::{ChoiceEnder, Dispatcher, Generation, GenerationEvent, Tokenized};
@@ -27,12 +27,16 @@ pub(super) struct Answer {
 enum Events {
     /// The usual case, without the cost of merging.
     One(BoxStream<'static, Item>),
-    Many(SelectAll<BoxStream<'static, Item>>),
+    Many(BoxStream<'static, Item>),
 }
 
 impl Answer {
-    /// Nothing happens before the first call of `next`.
-    pub(super) fn new(dispatcher: &Arc<Dispatcher>, requests: Vec<Tokenized>) -> Self {
+    /// Nothing happens before the first call of `next`, and then to so many prompts at once; None: to all.
+    pub(super) fn new(
+        dispatcher: &Arc<Dispatcher>,
+        requests: Vec<Tokenized>,
+        at_once: Option<usize>,
+    ) -> Self {
         let mut handles = Vec::with_capacity(requests.len());
         let mut streams: Vec<_> = requests
             .into_iter()
@@ -45,7 +49,10 @@ impl Answer {
             .collect();
         let events = match streams.pop() {
             Some(only) if streams.is_empty() => Events::One(only),
-            last => Events::Many(stream::select_all(streams.into_iter().chain(last))),
+            last => {
+                streams.extend(last);
+                Events::Many(stream::iter(streams).flatten_unordered(at_once).boxed())
+            }
         };
         Self { events, handles }
     }
@@ -61,7 +68,7 @@ impl Answer {
     /// Cancels one prompt's generation: all its choices have what they need.
     pub(super) fn finish(&mut self, prompt: usize) {
         match &self.events {
-            Events::One(_) => self.events = Events::Many(SelectAll::new()),
+            Events::One(_) => self.events = Events::Many(stream::empty().boxed()),
             Events::Many(_) => self.handles[prompt].abort(),
         }
     }

@@ -36,7 +36,7 @@ async fn generate(api: Arc<Api>, endpoint: Endpoint, request: Request) -> Result
     let grant = grant(&request);
     let log = api.router.usage_log.clone();
     let mut record =
-        UsageRecord::begin(Arc::clone(&api.metrics), log, Arc::clone(&grant), client_id, endpoint);
+        UsageRecord::begin(Arc::clone(&api.metrics), log, Arc::clone(&grant), client_id, endpoint.as_str());
     let traceparent = headers::traceparent(request.headers());
     let (valid, prompts) = match prepare(&api, endpoint, &grant, request).await {
         Ok(prepared) => prepared,
@@ -53,7 +53,7 @@ async fn generate(api: Arc<Api>, endpoint: Endpoint, request: Request) -> Result
 }
 
 /// What the layer in front of all routes let this request do.
-fn grant(request: &Request) -> Arc<Grant> {
+pub(super) fn grant(request: &Request) -> Arc<Grant> {
     request.extensions().get::<Arc<Grant>>().cloned().unwrap_or_else(|| Arc::new(Grant::open()))
 }
 

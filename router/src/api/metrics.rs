@@ -6,7 +6,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::request::Endpoint;
 use crate::usage::{Outcome, Usage};
 
 /// Families of finished requests.
@@ -41,7 +40,11 @@ impl ApiMetrics {
             first_token_seconds: Family::new_with_constructor(latency as fn() -> Histogram),
             request_seconds: Family::new_with_constructor(latency as fn() -> Histogram),
         };
-        registry.register("http_requests", "Generation requests by how they ended", this.requests.clone());
+        registry.register(
+            "http_requests",
+            "Generation and embedding requests by how they ended",
+            this.requests.clone(),
+        );
         registry.register("prompt_tokens", "Tokens of prompts", this.prompt_tokens.clone());
         registry.register(
             "cached_tokens",
@@ -66,7 +69,7 @@ impl ApiMetrics {
     pub(crate) fn record(
         &self,
         model: &str,
-        endpoint: Endpoint,
+        endpoint: &'static str,
         outcome: Outcome,
         usage: Usage,
         first_token_seconds: Option<f64>,
@@ -74,11 +77,7 @@ impl ApiMetrics {
     ) {
         let labels = ModelLabel { model: model.to_owned() };
         self.requests
-            .get_or_create(&RequestLabels {
-                model: model.to_owned(),
-                endpoint: endpoint.as_str(),
-                outcome: outcome.as_str(),
-            })
+            .get_or_create(&RequestLabels { model: model.to_owned(), endpoint, outcome: outcome.as_str() })
             .inc();
         self.prompt_tokens.get_or_create(&labels).inc_by(usage.prompt_tokens);
         self.cached_tokens.get_or_create(&labels).inc_by(usage.cached_tokens);

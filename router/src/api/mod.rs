@@ -3,6 +3,7 @@
 mod answer;
 mod body;
 mod cors;
+mod embeddings;
 mod error;
 mod generate;
 mod headers;
@@ -58,6 +59,7 @@ pub fn routes(state: Arc<RouterState>) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/tokenize", post(tokens::tokenize))

@@ -53,6 +53,7 @@ impl Session {
             prompt_ids: Arc::clone(&prompt.ids),
             sampling: sampling(&request, prompt.max_tokens),
             grammar: grammar.clone(),
+            embedding: None,
             n: request.choices(),
             tenant: grant.tenant.clone(),
             tenant_limit,
@@ -61,7 +62,8 @@ impl Session {
             deadline,
             traceparent: traceparent.to_owned(),
         };
-        let answer = Answer::new(&api.router.dispatcher, prompts.iter().enumerate().map(tokenized).collect());
+        let requests = prompts.iter().enumerate().map(tokenized).collect();
+        let answer = Answer::new(&api.router.dispatcher, requests, None);
         let request = Arc::new(request);
         let assembly = Assembly::new(Arc::clone(&request), prompts);
         let enders = vec![None; prompts.len()];

@@ -65,6 +65,10 @@ impl Placed {
         loop {
             let Some(message) = source.next().await? else { return Err(Broken::ended_early()) };
             prompt = message.prompt.or(prompt);
+            // Before its end is taken for one: another worker would have nothing left to do.
+            if message.deltas.iter().any(is_regular_end) {
+                self.check_embedding(prompt.as_ref()).map_err(Broken::of_nonsense)?;
+            }
             let first = self.hashed.journey.progress.take(message.deltas).map_err(Broken::of_nonsense)?;
             if !first.is_empty() {
                 return Ok((source, prompt.unwrap_or_default(), first));
@@ -109,7 +113,24 @@ impl Placed {
             traceparent: request.traceparent.clone(),
             channel: joined.map_or(0, Joined::number),
             grammar: request.grammar.as_deref().cloned(),
+            pooling: request.embedding.map_or(0, |wanted| wanted.pooling),
         }
+    }
+
+    /// What ends a prompt that is to be embedded comes with its embedding.
+    fn check_embedding(&self, prompt: Option<&v1::PromptInfo>) -> Result<(), RouterError> {
+        let Some(wanted) = self.hashed.request.embedding else { return Ok(()) };
+        let embedding = prompt.map(|prompt| prompt.embedding.as_slice()).unwrap_or_default();
+        let is_sound = embedding.len() == wanted.width as usize && embedding.iter().all(|x| x.is_finite());
+        if is_sound {
+            return Ok(());
+        }
+        let message = format!(
+            "the worker sent {} values for an embedding of {} numbers",
+            embedding.len(),
+            wanted.width
+        );
+        Err(RouterError::new(ErrorCode::Internal, message))
     }
 }
 
@@ -197,6 +218,10 @@ impl Source {
         let Some(message) = self.next().await? else { return Err(Broken::ended_early()) };
         progress.take(message.deltas).map_err(Broken::of_nonsense)
     }
+}
+
+fn is_regular_end(delta: &v1::ChoiceDelta) -> bool {
+    !matches!(delta.finish_reason(), v1::FinishReason::Unspecified | v1::FinishReason::Abort)
 }
 
 fn two_ways() -> RouterError {

@@ -212,7 +212,9 @@ fn event_bytes(event: &GenerationEvent) -> usize {
         list.iter().map(|l| size_of::<v1::TokenLogprobs>() + size_of_val(l.top.as_slice())).sum()
     };
     let content = match event {
-        GenerationEvent::Prompt(info) => logprobs(&info.prompt_logprobs),
+        GenerationEvent::Prompt(info) => {
+            logprobs(&info.prompt_logprobs) + size_of_val(info.embedding.as_slice())
+        }
         GenerationEvent::Deltas(deltas) => deltas
             .iter()
             .map(|d| {

@@ -83,8 +83,9 @@ async fn drain(dispatcher: Arc<Dispatcher>, streaming: Streaming, buffer: Arc<Bu
     match end {
         Ok(Streaming { placed, source, .. }) => {
             dispatcher.observe_lengths(&placed.hashed.request, &placed.hashed.journey.progress);
-            buffer.end(Ok(()));
+            // Whoever waits for the end to begin something else finds its place free.
             drop(placed);
+            buffer.end(Ok(()));
             // Dropping the stream before its trailers came would look like a cancellation to the worker.
             let _ = tokio::time::timeout(CLOSING, source.close()).await;
         }

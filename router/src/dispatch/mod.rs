@@ -186,6 +186,9 @@ impl Dispatcher {
     }
 
     fn observe_lengths(&self, request: &Tokenized, progress: &Progress) {
+        if request.embedding.is_some() {
+            return;
+        }
         let mut lengths = self.lengths.lock();
         for choice in progress.choices() {
             lengths.observe(&request.model.name, &request.tenant, choice.output_ids.len());

@@ -15,6 +15,7 @@ use crate::policy::{Ask, Candidate, Pick, pick};
 use crate::workers::Worker;
 use crate::workers::in_flight::OnWorker;
 use crate::workers::load::Weight;
+use crate::workers::{EMBED, no_embeddings};
 
 /// How workers say that they follow grammars.
 const GRAMMAR: &str = "grammar";
@@ -75,11 +76,14 @@ impl Dispatcher {
         Ok(Ok(Placed { hashed, permit, booking, predicted, attempt_id, unproven_from, channel }))
     }
 
-    /// No worker is ready: the queue knows what to wait for, save for grammars, about which it knows nothing.
+    /// No worker is ready: the queue knows what to wait for, save for grammars and for embeddings, about which it knows nothing.
     fn nobody(&self, hashed: Hashed, permit: Permit) -> Result<Result<Placed, Unplaced>, RouterError> {
-        let Tokenized { model, grammar, .. } = &hashed.request;
-        if grammar.is_none() || self.workers.ready_for(model).is_empty() {
+        let Tokenized { model, grammar, embedding, .. } = &hashed.request;
+        if (grammar.is_none() && embedding.is_none()) || self.workers.ready_for(model).is_empty() {
             return Ok(Err(Unplaced { hashed, permit }));
+        }
+        if embedding.is_some() {
+            return Err(no_embeddings(&model.name));
         }
         let message = format!(
             "no ready worker of {} knows grammars; upgrade its workers, or ask for plain text",
@@ -94,6 +98,9 @@ impl Dispatcher {
         if hashed.request.grammar.is_some() {
             // An older one would answer whatever it likes.
             ready.retain(|w| w.has_feature(GRAMMAR));
+        }
+        if hashed.request.embedding.is_some() {
+            ready.retain(|w| w.has_feature(EMBED));
         }
         let untried = prefer(ready, |w| !hashed.journey.has_tried(&w.id, w.epoch));
         prefer(untried, |w| w.has_room())

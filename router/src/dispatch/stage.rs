@@ -32,6 +32,8 @@ pub struct Tokenized {
     pub sampling: v1::SamplingParams,
     /// What every choice must be a text of.
     pub grammar: Option<Arc<v1::Grammar>>,
+    /// The prompt's embedding is wanted, of this width and pooling, and no answer: `sampling.max_tokens` is 0 and `n` 1.
+    pub embedding: Option<v1::EmbeddingInfo>,
     /// Choices wanted, at least 1.
     pub n: u32,
     /// Who pays and shares.
@@ -119,7 +121,10 @@ impl Tokenized {
             salt: &self.scope.salt,
         };
         let root = root.hash();
-        let reusable = &self.prompt_ids[..self.prompt_ids.len().saturating_sub(1)];
+        // A mean is computed from the first token on, whatever a worker holds.
+        let is_mean = self.embedding.is_some_and(|wanted| wanted.pooling() == v1::Pooling::Mean);
+        let reusable = if is_mean { 0 } else { self.prompt_ids.len().saturating_sub(1) };
+        let reusable = &self.prompt_ids[..reusable];
         let blocks = block_hash::full_blocks(root, reusable, self.model.block_tokens);
         let keys: Arc<[u64]> = blocks.iter().map(block_hash::BlockHash::index_key).collect();
         let prefix_key = match keys.get(..keys.len().min(PREFIX_KEY_BLOCKS)) {

@@ -5,11 +5,11 @@ use serde_json::{Map, Value};
 use crate::error::RouterError;
 
 use super::common::{self, take};
-use super::fields::{Fields, invalid, token_ids};
-use super::json::kind;
+use super::fields::{Fields, invalid};
 use super::limits::{PROMPTS_MAX, TOTAL_CHOICES_MAX};
+use super::prompts::PromptField;
 use super::unsupported::refuse_unsupported;
-use super::{Endpoint, MaxTokens, Prompt, Served, ValidRequest, sampling, structured};
+use super::{Endpoint, MaxTokens, Served, ValidRequest, sampling, structured};
 
 /// OpenAI's own default, vLLM's too.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -38,7 +38,8 @@ pub fn parse_completion(
     let explicit = fields.count("max_tokens", 1)?;
     common::check_min_tokens(&fields, params.min_tokens, explicit)?;
     let bos = fields.boolean("add_special_tokens")?.unwrap_or(true);
-    let prompts = prompts(prompt, model.tokenizer.vocab_size(), bos)?;
+    let vocab_size = model.tokenizer.vocab_size();
+    let prompts = PromptField { name: "prompt", most: PROMPTS_MAX, vocab_size, bos }.read(prompt)?;
     let choices = sampling::choices(&fields, served.choices_max)?;
     if prompts.len() * choices as usize > TOTAL_CHOICES_MAX {
         let message = format!("{} prompts of {choices} choices are over {TOTAL_CHOICES_MAX}", prompts.len());
@@ -56,56 +57,4 @@ pub fn parse_completion(
         reply,
         model,
     })
-}
-
-/// A string, strings, token ids, or arrays of token ids.
-fn prompts(value: Option<Value>, vocab_size: usize, bos: bool) -> Result<Vec<Prompt>, RouterError> {
-    let value = value.unwrap_or(Value::Null);
-    let list = match value {
-        Value::Null => return Err(prompt_error("`prompt` is missing")),
-        Value::String(text) => return Ok(vec![text_prompt(text, bos, "prompt".to_owned())?]),
-        Value::Array(list) if list.is_empty() => return Err(prompt_error("`prompt` is empty")),
-        Value::Array(list) => list,
-        other => {
-            return Err(prompt_error(format!("`prompt` must be a string or an array, not {}", kind(&other))));
-        }
-    };
-    if list[0].is_number() {
-        return Ok(vec![Prompt::Ids(token_ids(&list, vocab_size, "prompt")?)]);
-    }
-    if list.len() > PROMPTS_MAX {
-        return Err(prompt_error(format!(
-            "`prompt` takes at most {PROMPTS_MAX} prompts, not {}",
-            list.len()
-        )));
-    }
-    list.into_iter().enumerate().map(|(at, item)| one_of_many(item, vocab_size, bos, at)).collect()
-}
-
-fn one_of_many(item: Value, vocab_size: usize, bos: bool, at: usize) -> Result<Prompt, RouterError> {
-    let path = format!("prompt[{at}]");
-    match item {
-        Value::String(text) => text_prompt(text, bos, path),
-        Value::Array(ids) if ids.is_empty() => {
-            let message = format!("`{path}` is empty");
-            Err(invalid(path, message))
-        }
-        Value::Array(ids) => Ok(Prompt::Ids(token_ids(&ids, vocab_size, &path)?)),
-        other => {
-            let message = format!("`{path}` must be a string or an array of token ids, not {}", kind(&other));
-            Err(invalid(path, message))
-        }
-    }
-}
-
-fn text_prompt(text: String, bos: bool, path: String) -> Result<Prompt, RouterError> {
-    if text.is_empty() {
-        let message = format!("`{path}` is empty; send at least one character");
-        return Err(invalid(path, message));
-    }
-    Ok(Prompt::Text { text, bos })
-}
-
-fn prompt_error(message: impl Into<String>) -> RouterError {
-    invalid("prompt".to_owned(), message)
 }

@@ -3,6 +3,9 @@
 /// Prompts of one completions request.
 pub const PROMPTS_MAX: usize = 256;
 
+/// Inputs of one embeddings request; OpenAI's number.
+pub const INPUTS_MAX: usize = 2048;
+
 /// Choices of one request, over all its prompts.
 pub const TOTAL_CHOICES_MAX: usize = 1024;
 

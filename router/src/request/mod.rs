@@ -3,10 +3,12 @@
 mod chat;
 pub(crate) mod common;
 mod completion;
+mod embedding;
 pub(crate) mod fields;
 mod json;
 pub mod limits;
 mod messages;
+mod prompts;
 mod restrict;
 mod sampling;
 pub(crate) mod structured;
@@ -30,6 +32,8 @@ use crate::output::reader::Reading;
 
 pub use chat::parse_chat;
 pub use completion::parse_completion;
+pub(crate) use embedding::Encoding;
+pub use embedding::{EmbeddingsOf, ValidEmbedding, parse_embedding};
 pub use json::parse_object;
 use structured::Structure;
 pub use text::{DetokenizeRequest, TokenizeRequest, parse_detokenize, parse_tokenize};

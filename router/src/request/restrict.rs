@@ -20,15 +20,21 @@ impl ValidRequest {
                 MaxTokens::Default(default) => MaxTokens::Default(default.min(most)),
             };
         }
-        if let Some(least) = grant.priority_min {
-            if let Some(wanted) = self.priority.filter(|wanted| *wanted < least) {
-                let message = format!(
-                    "`priority` is {wanted}, but this API key allows {least} and above (lower goes earlier); raise it"
-                );
-                return Err(invalid("priority".to_owned(), message));
-            }
-            self.priority = Some(self.priority.unwrap_or(0).max(least));
-        }
+        self.priority = priority(self.priority, grant)?;
         Ok(())
+    }
+}
+
+/// The priority that was asked for, if the grant allows it; one that it allows where none was.
+pub(super) fn priority(wanted: Option<i32>, grant: &Grant) -> Result<Option<i32>, RouterError> {
+    let Some(least) = grant.priority_min else { return Ok(wanted) };
+    match wanted {
+        Some(wanted) if wanted < least => {
+            let message = format!(
+                "`priority` is {wanted}, but this API key allows {least} and above (lower goes earlier); raise it"
+            );
+            Err(invalid("priority".to_owned(), message))
+        }
+        wanted => Ok(Some(wanted.unwrap_or(0).max(least))),
     }
 }

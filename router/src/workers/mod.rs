@@ -4,6 +4,7 @@ mod booking;
 mod catalog;
 mod conflicts;
 mod connection;
+mod embedding;
 pub(crate) mod failures;
 pub mod health;
 pub(crate) mod in_flight;
@@ -29,6 +30,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 pub use booking::Booking;
+pub(crate) use embedding::{EMBED, no_embeddings};
 pub use room::Room;
 pub use worker::Worker;
 

@@ -12,6 +12,7 @@ mod adapters;
 mod balance;
 mod before_first_token;
 mod cache;
+mod embeddings;
 mod membership;
 mod poison;
 mod resume;
@@ -77,6 +78,7 @@ impl Stage {
             prompt_ids: (0..100).collect(),
             sampling: v1::SamplingParams { max_tokens, ..Default::default() },
             grammar: None,
+            embedding: None,
             n: 1,
             tenant: "default".to_owned(),
             tenant_limit: None,

@@ -9,6 +9,7 @@ mod tokenizer;
 mod auth;
 mod bad_input;
 mod connections;
+mod embeddings;
 mod endpoints;
 mod going_away;
 mod logprobs;
@@ -33,6 +34,7 @@ use thalweg_router::router::{Router, RunningRouter};
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const EMBEDDINGS: &str = "/v1/embeddings";
 
 /// One worker that serves `tiny`, and a router in front of it.
 pub(crate) struct Stage {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::{CHAT, COMPLETIONS, Stage, chat, completion, stage};
+use crate::{CHAT, COMPLETIONS, EMBEDDINGS, Stage, chat, completion, stage};
 
 /// Where the routes are written down.
 const ROUTES: &str = include_str!("../../src/api/mod.rs");
@@ -131,6 +131,15 @@ async fn replies_are_what_the_document_says() {
             .chunks()
             .iter()
             .for_each(|chunk| check("CompletionReply", chunk));
+    }
+    stage.worker.script(crate::speaking_worker::embed);
+    for wish in
+        [json!({}), json!({"encoding_format": "base64", "dimensions": 2, "truncate_prompt_tokens": 5})]
+    {
+        let mut body = json!({"model": "tiny", "input": ["a", "b"]});
+        wish.as_object().unwrap().iter().for_each(|(name, value)| body[name] = value.clone());
+        check("EmbeddingRequest", &body);
+        check("EmbeddingReply", &stage.http.post(EMBEDDINGS, &body).await.json());
     }
     check("Model", &stage.http.get("/v1/models/tiny").await.json());
     check("Ready", &stage.http.get("/ready").await.json());

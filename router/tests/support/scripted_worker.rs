@@ -94,6 +94,15 @@ impl Scene {
     }
 }
 
+/// Width of the embeddings of `embeds`.
+pub(crate) const WIDTH: u32 = 4;
+
+/// `about` of a worker that makes embeddings.
+pub(crate) fn embeds(id: &str) -> v1::DescribeResponse {
+    let embedding = v1::EmbeddingInfo { width: WIDTH, pooling: v1::Pooling::Last.into() };
+    v1::DescribeResponse { features: vec!["embed".to_owned()], embedding: Some(embedding), ..about(id) }
+}
+
 /// What a worker says of itself, unless a test changes it.
 pub(crate) fn about(id: &str) -> v1::DescribeResponse {
     let step = |batch, step_seconds| v1::DecodeRate { batch, step_seconds, samples: 0 };
@@ -267,7 +276,9 @@ impl Worker for Service {
         let entry = (self.about.worker_id.clone(), request.clone());
         self.scene.seen.send_modify(|seen| seen.push(entry));
         let longest = request.choices.iter().map(|c| c.output_ids.len() as u32).min().unwrap_or(0);
-        let rest = request.sampling.as_ref().map_or(0, |s| s.max_tokens) - longest;
+        let max_tokens = request.sampling.as_ref().map_or(0, |s| s.max_tokens);
+        // An embedding is one message.
+        let rest = if request.pooling == 0 { max_tokens - longest } else { 1 };
         let (tokens, then) = match step {
             Step::Refuse(code) => return Err(code.status(format!("scripted {}", code.as_str()))),
             Step::Answer | Step::LateTokens | Step::Paced(_) => (rest, Then::End),
@@ -381,6 +392,9 @@ fn message(
     i: u32,
     cached_tokens: u32,
 ) -> v1::GenerateResponse {
+    if request.pooling != 0 {
+        return embedding(request, attempt_id, cached_tokens);
+    }
     let max_tokens = request.sampling.as_ref().map_or(0, |s| s.max_tokens);
     let delta = |choice: &v1::ChoiceState| {
         let at = choice.output_ids.len() as u32 + i;
@@ -397,6 +411,18 @@ fn message(
         attempt_id,
         prompt: (i == 0).then(|| v1::PromptInfo { cached_tokens, ..Default::default() }),
         deltas: request.choices.iter().filter_map(delta).collect(),
+    }
+}
+
+/// The unit vector whose direction is the prompt's first token.
+fn embedding(request: &v1::GenerateRequest, attempt_id: u64, cached_tokens: u32) -> v1::GenerateResponse {
+    let at = request.prompt_ids[0] % WIDTH;
+    let embedding = (0..WIDTH).map(|i| if i == at { 1.0 } else { 0.0 }).collect();
+    let finish_reason = v1::FinishReason::Length.into();
+    v1::GenerateResponse {
+        attempt_id,
+        prompt: Some(v1::PromptInfo { embedding, cached_tokens, ..Default::default() }),
+        deltas: vec![v1::ChoiceDelta { finish_reason, ..Default::default() }],
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) struct SpeakingWorker {
 struct Shared {
     id: String,
     models: Vec<String>,
+    features: Vec<String>,
     bundle: Vec<u8>,
     max_model_len: u32,
     script: Mutex<Script>,
@@ -44,14 +45,28 @@ struct Shared {
 impl SpeakingWorker {
     /// Starts a worker that serves `models` and says "ok".
     pub(crate) async fn start(id: &str, models: &[&str], bundle: &TokenizerBundle) -> Self {
+        Self::start_with(id, models, bundle, &["grammar", "embed"]).await
+    }
+
+    /// The same with other features.
+    pub(crate) async fn start_with(
+        id: &str,
+        models: &[&str],
+        bundle: &TokenizerBundle,
+        features: &[&str],
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = format!("grpc://{}", listener.local_addr().expect("bound"));
         let shared = Arc::new(Shared {
             id: id.to_owned(),
             models: models.iter().map(|m| (*m).to_owned()).collect(),
+            features: features.iter().map(|f| (*f).to_owned()).collect(),
             bundle: serde_json::to_vec(bundle).expect("JSON"),
             max_model_len: bundle.max_position as u32,
-            script: Mutex::new(Arc::new(|request| say(request, "ok"))),
+            script: Mutex::new(Arc::new(|request| match request.pooling {
+                0 => say(request, "ok"),
+                _ => embed(request),
+            })),
             requests: Mutex::default(),
             begun: watch::Sender::new(0),
             ended: watch::Sender::new(0),
@@ -129,6 +144,28 @@ pub(crate) fn responses(request: &GenerateRequest, text: &str) -> Vec<GenerateRe
     messages
 }
 
+/// Width of embeddings.
+pub(crate) const WIDTH: u32 = 4;
+
+/// An embedding: of the prompt's length, first and last token, and the pooling.
+pub(crate) fn embed(request: &GenerateRequest) -> Answer {
+    let mut message = prompt_message(request, 0);
+    if let Some(prompt) = &mut message.prompt {
+        prompt.embedding = embedding(&request.prompt_ids, request.pooling());
+    }
+    message.deltas =
+        vec![ChoiceDelta { finish_reason: FinishReason::Length.into(), ..ChoiceDelta::default() }];
+    stream::iter([Ok(message)]).boxed()
+}
+
+/// Of length 1.
+pub(crate) fn embedding(ids: &[u32], pooling: Pooling) -> Vec<f32> {
+    let last = ids[ids.len() - 1];
+    let values = [ids.len() as u32, ids[0], last, 100 * pooling as u32].map(f64::from);
+    let length = values.iter().map(|x| x * x).sum::<f64>().sqrt();
+    values.iter().map(|x| (x / length) as f32).collect()
+}
+
 /// The first message of an answer.
 pub(crate) fn prompt_message(request: &GenerateRequest, cached_tokens: u32) -> GenerateResponse {
     let wanted = request.sampling.as_ref().and_then(|s| s.prompt_logprobs);
@@ -138,7 +175,7 @@ pub(crate) fn prompt_message(request: &GenerateRequest, cached_tokens: u32) -> G
     };
     GenerateResponse {
         attempt_id: request.attempt_id,
-        prompt: Some(PromptInfo { cached_tokens, queue_seconds: 0.0, prompt_logprobs }),
+        prompt: Some(PromptInfo { cached_tokens, prompt_logprobs, ..PromptInfo::default() }),
         deltas: Vec::new(),
     }
 }
@@ -251,7 +288,8 @@ impl Worker for Service {
             kv_blocks_total: 1000,
             protocol_min: 1,
             protocol_max: 1,
-            features: vec!["grammar".to_owned()],
+            features: self.0.features.clone(),
+            embedding: Some(EmbeddingInfo { width: WIDTH, pooling: Pooling::Last.into() }),
             hardware: "test".to_owned(),
             version: "0".to_owned(),
             profile: Some(Rates {

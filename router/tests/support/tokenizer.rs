@@ -45,6 +45,7 @@ pub(crate) fn bundle(with_template: bool, max_position: usize) -> TokenizerBundl
         template_tokens: BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]),
         bos_id: Some(BOS),
         add_bos: true,
+        text_end_id: None,
         eos_ids: vec![END],
         vocab_size: VOCAB,
         max_position,

@@ -14,6 +14,8 @@ pub mod cuda;
 
 /// A device with the model's weights, a KV cache and slots. A row's result never depends on the other rows of its step.
 pub trait Backend: Send {
+    /// Rows may want their hidden states pooled. Where it is false, `begin` refuses such rows.
+    const EMBEDS: bool;
     /// Number of the model's layers.
     fn layers(&self) -> usize;
     /// Takes a step's metadata and token ids; operations below work on it until `finish`. A refused step has run nothing.
@@ -38,6 +40,9 @@ pub trait Backend: Send {
     fn project_residual(&mut self, layer: usize, projection: Projection);
     /// Norm, gate and up projections, activation, product.
     fn norm_gate_up_act(&mut self, layer: usize);
+    /// Final norm of the rows that are pooled; adds to the means that their slots hold, or keeps the last token's. Called once, and
+    /// only for steps with such rows.
+    fn pool(&mut self);
     /// Times that `logits` and `sample` are called for this step: logits of a long prompt's every position are too many to hold
     /// at once. 0 where no row wants any.
     fn logit_passes(&self) -> usize;

@@ -231,7 +231,9 @@ impl RequestLimits {
         open.iter().try_for_each(|choice| self.check_vocabulary("choices.output_ids", &choice.output))?;
         let output = open.iter().map(|c| c.output.len()).max().unwrap_or(0);
         let (tokens, limit) = (request.prompt.len() + output, self.max_model_len);
-        if request.prompt.len() >= limit || tokens > limit {
+        // An embedding needs no room for output.
+        let needed = request.prompt.len() + usize::from(request.pooling.is_none());
+        if needed > limit || tokens > limit {
             return Err(Refusal::ContextLengthExceeded { tokens, limit });
         }
         Ok(())

@@ -20,10 +20,10 @@ impl Ledger {
         keep(&mut self.observations.queue, queued);
     }
 
-    /// A request's prompt is computed and its first token drawn.
-    pub(super) fn first_event(&mut self, prompt_tokens: usize, since_arrival: Duration) {
+    /// A request's prompt is computed, and its first token drawn so long after its arrival if it is to have any.
+    pub(super) fn first_event(&mut self, prompt_tokens: usize, first_token: Option<Duration>) {
         self.counters.prompt_tokens += prompt_tokens as u64;
-        keep(&mut self.observations.time_to_first_token, since_arrival);
+        first_token.into_iter().for_each(|time| keep(&mut self.observations.time_to_first_token, time));
     }
 
     pub(super) fn tokens_put_out(&mut self, tokens: usize) {

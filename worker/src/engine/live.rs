@@ -17,6 +17,8 @@ pub(super) struct LiveRequest {
     arrived: Duration,
     prompt_len: usize,
     wants_logprobs: bool,
+    /// Its first event has a token, and is no embedding.
+    draws: bool,
     /// Until the first event takes it along.
     prompt: Option<PromptInfo>,
     /// Choices that had nothing left to do on arrival; the first event tells.
@@ -49,13 +51,15 @@ pub(super) fn open(
     events: EventSender,
     now: Duration,
 ) -> Opened {
-    let EngineRequest { prompt, sampling, choices, prompt_logprobs, priority, root, adapter, .. } = request;
+    let EngineRequest {
+        prompt, sampling, choices, prompt_logprobs, pooling, priority, root, adapter, ..
+    } = request;
     let mut carrier =
         prompt_logprobs.is_some().then(|| carrier_of(&choices, &sampling, output_max)).flatten();
     let (mut sequences, mut ended): (Vec<NewSequence>, _) = (Vec::new(), Vec::new());
     for ChoiceState { index, output, .. } in choices.into_iter().filter(|c| !c.finished) {
         let carries = carrier.take_if(|carrier| *carrier == index).is_some();
-        let end = end_of(&output, &sampling, output_max);
+        let end = end_of(&output, &sampling, output_max).filter(|_| pooling.is_none());
         if end.is_some() && !carries {
             ended.push(ChoiceDelta { index, finish: end, ..ChoiceDelta::default() });
             continue;
@@ -69,6 +73,7 @@ pub(super) fn open(
             root,
             adapter,
             prompt_logprobs: prompt_logprobs.filter(|_| carries),
+            pooling,
             leader: None,
         });
     }
@@ -79,6 +84,7 @@ pub(super) fn open(
         arrived: now,
         prompt_len: prompt.len(),
         wants_logprobs: sampling.logprobs.is_some(),
+        draws: pooling.is_none(),
         prompt: Some(PromptInfo::default()),
         ended,
         has_started: false,
@@ -151,6 +157,9 @@ impl LiveRequest {
         if let (Some(prompt), Some(logprobs)) = (&mut self.prompt, update.prompt_logprobs) {
             prompt.prompt_logprobs = logprobs;
         }
+        if let (Some(prompt), Some(embedding)) = (&mut self.prompt, update.embedding) {
+            prompt.embedding = embedding;
+        }
         ledger.tokens_put_out(update.tokens.len());
         let at = self.open.iter().position(|choice| choice.key == update.key)?;
         let choice = &mut self.open[at];
@@ -182,7 +191,7 @@ impl LiveRequest {
         let prompt = self.prompt.take();
         if prompt.is_some() {
             deltas.append(&mut self.ended);
-            ledger.first_event(self.prompt_len, since_arrival);
+            ledger.first_event(self.prompt_len, self.draws.then_some(since_arrival));
         }
         if self.is_over() {
             ledger.request_finished(since_arrival);

@@ -6,6 +6,7 @@ use thalweg_proto::block_hash::BlockHash;
 use thalweg_proto::ids::AttemptId;
 
 use crate::plan::{AdapterSlot, Logprobs};
+use crate::pooling::Pooling;
 use crate::sampling::SamplingParams;
 pub use crate::scheduler::FinishReason;
 
@@ -25,6 +26,8 @@ pub struct EngineRequest {
     pub max_tokens: u32,
     /// Logprobs of the prompt's own tokens, with this many alternatives each.
     pub prompt_logprobs: Option<u32>,
+    /// The prompt's embedding is wanted, and no output: `max_tokens` is 0, and there is one choice.
+    pub pooling: Option<Pooling>,
     /// One per choice; at least one is not finished.
     pub choices: Vec<ChoiceState>,
     /// `h_0` of the block hashes: model, adapter and cache scope.
@@ -66,6 +69,8 @@ pub struct PromptInfo {
     pub queue_seconds: f64,
     /// Of the prompt's second token and on, when asked for: one fewer than the prompt has tokens.
     pub prompt_logprobs: Vec<Logprobs>,
+    /// The prompt's embedding when asked for, else empty.
+    pub embedding: Vec<f32>,
 }
 
 /// New tokens of one choice.

@@ -28,6 +28,9 @@ pub fn enqueue<B: Backend>(device: &mut B, plan: &StepPlan) -> Result<(), Backen
     device.begin(plan)?;
     if !plan.rows.is_empty() && !device.replay() {
         layers(device);
+        if plan.rows.iter().any(|row| row.want.pools()) {
+            device.pool();
+        }
         if !plan.constrained.is_empty() {
             device.logits(0);
             return Ok(());

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use super::*;
 use crate::backend::{Backend, Projection};
 use crate::plan::{AdapterSlot, BlockId, Row, RowInput, SlotId, Want};
+use crate::pooling::Pooling;
 
 /// Notes operations; panics in attention, or refuses, for marked tokens.
 struct Fake {
@@ -23,6 +24,8 @@ impl Fake {
 }
 
 impl Backend for Fake {
+    const EMBEDS: bool = true;
+
     fn layers(&self) -> usize {
         2
     }
@@ -43,6 +46,10 @@ impl Backend for Fake {
 
     fn embed(&mut self) {
         self.note("embed");
+    }
+
+    fn pool(&mut self) {
+        self.note("pool");
     }
 
     fn norm_qkv(&mut self, layer: usize) {
@@ -133,6 +140,21 @@ fn operations_in_order() {
         qkv 0, attention 0, Attention 0, gate 0, Mlp 0, qkv 1, attention 1, Attention 1, gate 1, Mlp 1, \
         logits 0, sample 0, logits 1, sample 1, finish";
     assert_eq!(heard.iter().collect::<Vec<_>>().join(", "), expected);
+}
+
+/// Behind the layers, in steps that want it and in no others.
+#[test]
+fn hidden_states_are_pooled_once_a_step() {
+    let (mut runner, heard) = runner();
+    let mut pooled = plan(1);
+    pooled.rows[0].want = Want::Embedding { pooling: Pooling::Mean, ends: false };
+    let step = runner.submit(pooled).expect("room");
+    runner.collect(step).expect("a step");
+    drop(runner);
+    let heard: Vec<String> = heard.iter().collect();
+    let behind: Vec<&str> =
+        heard.iter().map(String::as_str).skip_while(|note| *note != "Mlp 1").take(3).collect();
+    assert_eq!(behind, ["Mlp 1", "pool", "logits 0"]);
 }
 
 #[test]

@@ -90,9 +90,9 @@ impl Scheduler {
         (sequence.prompt.len() - 1) / self.config.kv.block_tokens
     }
 
-    /// The cached prefix; at least one token is left to compute. Prompt logprobs need every token computed.
+    /// The cached prefix; at least one token is left to compute.
     fn find(&self, sequence: &Sequence) -> PrefixHit {
-        if !self.config.kv.prefix_caching || sequence.wants_prompt_logprobs() {
+        if !self.config.kv.prefix_caching || sequence.bypasses_cache() {
             return PrefixHit::none(sequence.root);
         }
         let blocks_max = (sequence.tokens.len() - 1) / self.config.kv.block_tokens;
@@ -131,7 +131,7 @@ impl Scheduler {
         let Some(Waiting { sequence, .. }) = self.waiting.remove(&key) else { return };
         let Some(slot) = self.free_slots.pop() else { return };
         let (tokens, block_tokens) = (sequence.tokens.len(), self.config.kv.block_tokens);
-        let bypassed = !self.config.kv.prefix_caching || sequence.wants_prompt_logprobs();
+        let bypassed = !self.config.kv.prefix_caching || sequence.bypasses_cache();
         let started = Started {
             key,
             again: sequence.preemptions > 0,

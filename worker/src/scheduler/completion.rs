@@ -12,7 +12,7 @@ pub enum FinishReason {
     Stop,
     /// Its grammar is complete: nothing may follow its last token, which is part of the text.
     Complete,
-    /// max_tokens, or the context's end.
+    /// max_tokens, or the context's end; or the prompt's, where its embedding is all that was asked for.
     Length,
     /// Aborted.
     Abort,
@@ -44,6 +44,8 @@ pub struct Update {
     pub failure: Option<String>,
     /// All of the prompt's, when the last of them came with this step.
     pub prompt_logprobs: Option<Vec<Logprobs>>,
+    /// The prompt's, with the end of its sequence.
+    pub embedding: Option<Vec<f32>>,
 }
 
 /// The runner did not answer what it was asked: its state cannot be trusted any more.
@@ -106,6 +108,12 @@ impl RowRecord {
         if row.prompt.len() != self.targets {
             return Err(format!("{} prompt logprobs came for {} targets", row.prompt.len(), self.targets));
         }
+        if row.embedding.is_some() != self.embeds {
+            return Err(match self.embeds {
+                true => "no embedding came in a row that ends a prompt".to_owned(),
+                false => "an embedding came in a row that asks for none".to_owned(),
+            });
+        }
         Ok(())
     }
 }
@@ -129,11 +137,14 @@ impl Running {
             row.sampled.clear();
         }
         if let Some(logprobs) = &mut sequence.prompt_logprobs {
-            logprobs.got.extend(row.prompt);
+            logprobs.got.append(&mut row.prompt);
         }
         let prompt_logprobs = sequence.take_prompt_logprobs();
         sequence.tokens.extend(row.sampled.iter().map(|sampled| sampled.token));
-        let is_full = sequence.output_len() >= sequence.output_max && !sequence.wants_prompt_logprobs();
+        let owes_embedding = sequence.pooling.is_some() && row.embedding.is_none();
+        let is_full = sequence.output_len() >= sequence.output_max
+            && !sequence.wants_prompt_logprobs()
+            && !owes_embedding;
         let finish = match (stopped, complete) {
             (true, _) => Some(FinishReason::Stop),
             (false, true) => Some(FinishReason::Complete),
@@ -142,7 +153,8 @@ impl Running {
         let finish = finish.filter(|_| failure.is_none());
         let is_news =
             finish.is_some() || failure.is_some() || prompt_logprobs.is_some() || !row.sampled.is_empty();
-        is_news.then_some(Update { key: sequence.key, tokens: row.sampled, finish, failure, prompt_logprobs })
+        let (key, RowOutput { sampled: tokens, embedding, .. }) = (sequence.key, row);
+        is_news.then_some(Update { key, tokens, finish, failure, prompt_logprobs, embedding })
     }
 
     /// The next output token ends the sequence. Before min_tokens the sampler masks these ids.

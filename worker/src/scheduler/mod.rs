@@ -81,7 +81,7 @@ impl Scheduler {
         }
     }
 
-    /// Queues a sequence that has something to do: output or prompt logprobs.
+    /// Queues a sequence that has something to do: output, prompt logprobs or an embedding.
     pub fn add(&mut self, new: NewSequence) {
         let mut sequence = Sequence::new(new);
         if self.config.kv.prefix_caching {

@@ -47,6 +47,8 @@ pub(super) struct RowRecord {
     pub(super) constrained: bool,
     /// Prompt logprobs.
     pub(super) targets: usize,
+    /// The prompt's embedding.
+    pub(super) embeds: bool,
     /// With it a block of known tokens is full.
     pub(super) fills_block: bool,
 }
@@ -124,6 +126,7 @@ impl StepBuilder {
             self.prefill_left -= len;
         }
         let (samples, targets) = yields(want, len);
+        let embeds = matches!(want, Want::Embedding { ends: true, .. });
         if matches!(want, Want::PromptLogprobs { .. }) {
             self.logit_rows_left -= len;
         }
@@ -137,7 +140,7 @@ impl StepBuilder {
         }
         let fills_block = self.named_block_tokens.is_some_and(|tokens| running.has_new_block(tokens));
         let key = running.sequence.key;
-        self.record.rows.push(RowRecord { key, samples, constrained, targets, fills_block });
+        self.record.rows.push(RowRecord { key, samples, constrained, targets, embeds, fills_block });
         let tables = running.blocks.tables();
         let (slot, adapter) = (running.slot, running.sequence.adapter);
         self.plan.rows.push(Row { slot, adapter, input, context: context as u32, tables, want });
@@ -147,7 +150,7 @@ impl StepBuilder {
 /// Whether a row of `len` tokens samples, and its number of prompt logprobs.
 fn yields(want: Want, len: usize) -> (bool, usize) {
     match want {
-        Want::Nothing => (false, 0),
+        Want::Nothing | Want::Embedding { .. } => (false, 0),
         Want::Sample { .. } => (true, 0),
         Want::PromptLogprobs { next, output_index, .. } => {
             (output_index.is_some(), len - usize::from(next.is_none()))

@@ -7,6 +7,7 @@ use thalweg_proto::block_hash::{self, BlockHash};
 use super::constraint::Constraint;
 use crate::kv::{Parent, SequenceBlocks};
 use crate::plan::{AdapterSlot, Logprobs, SlotId, SlotInit, Want};
+use crate::pooling::Pooling;
 use crate::sampling::SamplingParams;
 
 /// Order of service: lower priority values first, then who came first. A preempted sequence keeps its place.
@@ -39,6 +40,8 @@ pub struct NewSequence {
     pub adapter: AdapterSlot,
     /// Logprobs of the prompt, with this many alternatives.
     pub prompt_logprobs: Option<u32>,
+    /// The prompt's embedding in place of output; `output_max` is 0 then.
+    pub pooling: Option<Pooling>,
     /// Sequence of the same prompt that computes it for both: this one waits for its blocks.
     pub leader: Option<SequenceKey>,
 }
@@ -57,6 +60,7 @@ pub(super) struct Sequence {
     /// Hashes of the full blocks of `tokens`; empty when prefixes are not reused.
     pub(super) hashes: Vec<BlockHash>,
     pub(super) prompt_logprobs: Option<PromptLogprobs>,
+    pub(super) pooling: Option<Pooling>,
     pub(super) leader: Option<SequenceKey>,
     pub(super) preemptions: u32,
     /// Behind every token of the output.
@@ -89,6 +93,7 @@ impl Sequence {
             adapter: new.adapter,
             hashes: Vec::new(),
             prompt_logprobs,
+            pooling: new.pooling,
             leader: new.leader,
             preemptions: 0,
             constraint,
@@ -112,6 +117,11 @@ impl Sequence {
     /// Prompt logprobs are asked for and have not all come.
     pub(super) fn wants_prompt_logprobs(&self) -> bool {
         self.prompt_logprobs.as_ref().is_some_and(|p| !p.complete && p.got.len() + 1 < self.prompt.len())
+    }
+
+    /// Every token of the prompt has to be computed, whatever the cache holds.
+    pub(super) fn bypasses_cache(&self) -> bool {
+        self.wants_prompt_logprobs() || self.pooling == Some(Pooling::Mean)
     }
 
     /// All prompt logprobs, once, when they have come.
@@ -213,7 +223,9 @@ impl Running {
 
     /// Another row would yield something.
     pub(super) fn wants_row(&self) -> bool {
-        self.leaving.is_none() && (self.wants_sample() || self.prompt_logprobs_ahead().is_some())
+        let yields =
+            self.wants_sample() || self.prompt_logprobs_ahead().is_some() || self.pooling_ahead().is_some();
+        self.leaving.is_none() && yields
     }
 
     /// Tokens of the next row when `budget` are allowed, of which `logit_rows` with prompt logprobs.
@@ -227,6 +239,11 @@ impl Running {
 
     /// What a row of `len` tokens yields.
     pub(super) fn want(&self, len: usize) -> Want {
+        if let Some(pooling) = self.pooling_ahead() {
+            let ends = len == self.uncomputed();
+            let is_taken_in = ends || pooling == Pooling::Mean;
+            return if is_taken_in { Want::Embedding { pooling, ends } } else { Want::Nothing };
+        }
         let output_index = (len == self.uncomputed() && self.wants_sample())
             .then(|| (self.sequence.output_len() + self.samples_in_flight) as u32);
         match (self.prompt_logprobs_ahead(), output_index) {
@@ -241,6 +258,11 @@ impl Running {
 
     fn wants_sample(&self) -> bool {
         self.sequence.output_len() + self.samples_in_flight < self.sequence.output_max
+    }
+
+    /// While prompt tokens of a wanted embedding are not computed.
+    fn pooling_ahead(&self) -> Option<Pooling> {
+        self.sequence.pooling.filter(|_| self.computed < self.sequence.prompt.len())
     }
 
     /// Alternatives per token while prompt tokens with wanted logprobs are not computed.

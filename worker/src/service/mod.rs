@@ -28,7 +28,7 @@ pub(crate) use grammar::GrammarCompiler;
 pub use parse::{CHOICES_MAX, LOGPROBS_MAX, RequestError, ServedAdapter, ServedModel, parse};
 pub use server::GrpcError;
 pub(crate) use server::{GrpcListener, GrpcServer};
-pub(crate) use wire::{Identity, rates};
+pub(crate) use wire::{Identity, embedding_info, rates};
 
 use crate::engine::{EngineHandle, EventChannel};
 use crate::metrics::{EventCounters, Outcome};
@@ -148,7 +148,7 @@ impl WorkerService {
             return Err(ErrorCode::Overloaded.status("the profile's faults refuse every request"));
         }
         let channel = self.channel_for(&request);
-        let grammar = request.grammar.take();
+        let grammar = request.grammar.take_if(|_| request.pooling == 0);
         let mut request = parse(request, &self.model)?;
         if let Some(grammar) = grammar {
             let grammar = self.grammars.compile(grammar).await?;
@@ -164,9 +164,11 @@ impl WorkerService {
         Ok(GenerateStream::new(events, &streamed, self.counters.clone(), self.closing.clone()))
     }
 
-    /// The channel that the request joins. Logprobs are too long for it, and faults want a stream to spoil.
+    /// The channel that the request joins. Logprobs and embeddings are too long for it, and faults want a stream to spoil.
     fn channel_for(&self, request: &v1::GenerateRequest) -> Option<Arc<EventChannel>> {
-        let is_short = request.sampling.as_ref().is_some_and(|s| s.logprobs.or(s.prompt_logprobs).is_none());
+        let has_logprobs =
+            request.sampling.as_ref().is_none_or(|s| s.logprobs.or(s.prompt_logprobs).is_some());
+        let is_short = !has_logprobs && request.pooling == 0;
         let is_spoilt = self.faults.as_ref().is_some_and(|faults| faults.now().spoil_streams());
         if is_short && !is_spoilt { self.channels.get(request.channel) } else { None }
     }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use hashbrown::HashSet;
-use thalweg_proto::block_hash::HashRoot;
+use thalweg_proto::block_hash::{BlockHash, HashRoot};
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::ids::AttemptId;
 use thalweg_proto::v1;
 
 use crate::engine::{ChoiceState, EngineRequest};
 use crate::plan::AdapterSlot;
+use crate::pooling::Pooling;
 use crate::sampling::SamplingParams;
 
 /// Choices of one request at most.
@@ -41,6 +42,8 @@ pub struct ServedModel {
     pub adapters: Vec<ServedAdapter>,
     /// The model's own end of sequence ids.
     pub eos_ids: Vec<u32>,
+    /// Prompts can be embedded.
+    pub embeds: bool,
 }
 
 /// An adapter that requests may name.
@@ -124,6 +127,9 @@ pub fn parse(request: v1::GenerateRequest, model: &ServedModel) -> Result<Engine
     let adapter = model.adapter(&request.adapter, &request.adapter_fingerprint)?;
     check_ids("prompt_ids", &request.prompt_ids, model)?;
     ensure(!request.prompt_ids.is_empty(), "prompt_ids", "is empty; at least one token is needed")?;
+    if let Some(pooling) = pooling(&request, model)? {
+        return embedding(request, pooling, adapter, model);
+    }
     check_context(request.prompt_ids.len(), model)?;
     let wire = request.sampling.ok_or_else(|| field("sampling", "is missing"))?;
     let max_tokens = wire.max_tokens;
@@ -132,13 +138,7 @@ pub fn parse(request: v1::GenerateRequest, model: &ServedModel) -> Result<Engine
     let prompt_logprobs = wire.prompt_logprobs;
     check_top("sampling.prompt_logprobs", prompt_logprobs)?;
     let choices = parse_choices(request.choices, request.prompt_ids.len(), max_tokens, model)?;
-    let scope = request.cache_scope.unwrap_or_default();
-    let root = HashRoot {
-        fingerprint: &model.fingerprint,
-        adapter: &request.adapter,
-        scope: &scope.scope,
-        salt: &scope.salt,
-    };
+    let root = root(request.cache_scope, &request.adapter, model);
     Ok(EngineRequest {
         request_id: request.request_id,
         attempt: AttemptId(request.attempt_id),
@@ -146,12 +146,69 @@ pub fn parse(request: v1::GenerateRequest, model: &ServedModel) -> Result<Engine
         sampling: Arc::new(parse_sampling(wire, model)?),
         max_tokens,
         prompt_logprobs,
+        pooling: None,
         choices,
-        root: root.hash(),
+        root,
         adapter,
         priority: request.priority,
-        booking: (!request.router_id.is_empty()).then_some((request.router_id, request.booking)),
+        booking: booking(request.router_id, request.booking),
     })
+}
+
+/// What is wanted of a prompt that gets no answer.
+fn pooling(request: &v1::GenerateRequest, model: &ServedModel) -> Result<Option<Pooling>, RequestError> {
+    let pooling = match v1::Pooling::try_from(request.pooling) {
+        Ok(v1::Pooling::Unspecified) => return Ok(None),
+        Ok(v1::Pooling::Last) => Pooling::Last,
+        Ok(v1::Pooling::Mean) => Pooling::Mean,
+        Err(_) => return Err(field("pooling", "is of no kind that this worker knows; upgrade it")),
+    };
+    ensure(model.embeds, "pooling", "is not served here; ask a worker with the feature `embed`")?;
+    Ok(Some(pooling))
+}
+
+/// A request without output: what it says of sampling is not looked at.
+fn embedding(
+    request: v1::GenerateRequest,
+    pooling: Pooling,
+    adapter: AdapterSlot,
+    model: &ServedModel,
+) -> Result<EngineRequest, RequestError> {
+    let tokens = request.prompt_ids.len();
+    if tokens > model.max_model_len as usize {
+        return Err(RequestError::Context { tokens, limit: model.max_model_len });
+    }
+    ensure(
+        request.grammar.is_none(),
+        "grammar",
+        "has no meaning where an embedding is wanted; leave it out",
+    )?;
+    let is_plain =
+        matches!(request.choices.as_slice(), [only] if only.output_ids.is_empty() && !only.finished);
+    ensure(is_plain, "choices", "must be one without output where an embedding is wanted")?;
+    Ok(EngineRequest {
+        request_id: request.request_id,
+        attempt: AttemptId(request.attempt_id),
+        prompt: request.prompt_ids.into(),
+        sampling: Arc::new(SamplingParams::greedy()),
+        max_tokens: 0,
+        prompt_logprobs: None,
+        pooling: Some(pooling),
+        choices: vec![ChoiceState { index: request.choices[0].index, ..ChoiceState::default() }],
+        root: root(request.cache_scope, &request.adapter, model),
+        adapter,
+        priority: request.priority,
+        booking: booking(request.router_id, request.booking),
+    })
+}
+
+fn root(scope: Option<v1::CacheScope>, adapter: &str, model: &ServedModel) -> BlockHash {
+    let v1::CacheScope { scope, salt } = scope.unwrap_or_default();
+    HashRoot { fingerprint: &model.fingerprint, adapter, scope: &scope, salt: &salt }.hash()
+}
+
+fn booking(router_id: String, number: u64) -> Option<(String, u64)> {
+    (!router_id.is_empty()).then_some((router_id, number))
 }
 
 impl ServedModel {

@@ -1,6 +1,7 @@
 //! Requests out of bounds, and what is said of them.
 
 use super::parse::*;
+use crate::pooling::Pooling;
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 
@@ -12,6 +13,7 @@ fn model() -> ServedModel {
         max_model_len: 64,
         adapters: ["first", "second"].map(adapter).to_vec(),
         eos_ids: vec![2],
+        embeds: true,
     }
 }
 
@@ -195,4 +197,28 @@ fn roots_part_scopes_and_salts() {
     assert_eq!(root("a", "b"), root("a", "b"));
     assert_ne!(root("a", "b"), root("ab", ""));
     assert_ne!(root("a", "b"), root("b", "a"));
+}
+
+#[test]
+fn embeddings() {
+    let embed = |change: fn(&mut v1::GenerateRequest)| {
+        let mut request = changed(|r| (r.pooling, r.sampling) = (v1::Pooling::Mean.into(), None));
+        change(&mut request);
+        request
+    };
+    let parsed = parse(embed(|r| (r.adapter, r.priority) = ("first".into(), 3)), &model()).unwrap();
+    assert_eq!((parsed.pooling, parsed.max_tokens, parsed.priority), (Some(Pooling::Mean), 0, 3));
+    assert_eq!((parsed.choices.len(), parsed.adapter.0), (1, 1));
+    assert!(parse(embed(|r| r.prompt_ids = vec![1; 64]), &model()).is_ok(), "no room for output is needed");
+    let long = embed(|r| r.prompt_ids = vec![1; 65]);
+    check(long, ErrorCode::ContextLengthExceeded, "has 65 tokens");
+    invalid(embed(|r| r.pooling = 77), "pooling is of no kind");
+    invalid(
+        embed(|r| r.choices.push(v1::ChoiceState { index: 1, ..Default::default() })),
+        "choices must be one",
+    );
+    invalid(embed(|r| r.choices[0].output_ids = vec![1]), "choices must be one");
+    invalid(embed(|r| r.grammar = Some(v1::Grammar::default())), "grammar has no meaning");
+    let elsewhere = parse(embed(|_| {}), &ServedModel { embeds: false, ..model() }).unwrap_err();
+    assert!(elsewhere.to_string().contains("a worker with the feature `embed`"), "{elsewhere}");
 }

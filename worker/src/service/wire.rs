@@ -6,6 +6,8 @@ use crate::engine::{
     ChannelEvent, ChoiceDelta, EngineEvent, FinishReason, LoadSnapshot, PromptInfo, Rates, Refusal,
 };
 use crate::plan::Logprobs;
+use crate::pooling::Pooling;
+use crate::worker::Embedding;
 
 /// Who speaks: part of every load report.
 #[derive(Clone, Debug)]
@@ -41,6 +43,7 @@ fn prompt_info(first_token: u32, info: PromptInfo) -> v1::PromptInfo {
             .into_iter()
             .chain(info.prompt_logprobs.into_iter().map(logprobs))
             .collect(),
+        embedding: info.embedding,
     }
 }
 
@@ -83,6 +86,15 @@ pub(crate) fn load_report(who: &Identity, load: &LoadSnapshot) -> v1::LoadReport
         rates: Some(rates(&load.rates)),
         booked: load.booked.iter().map(|(router, booking)| (router.clone(), *booking)).collect(),
     }
+}
+
+/// What embeddings are like.
+pub(crate) fn embedding_info(of: Embedding) -> v1::EmbeddingInfo {
+    let pooling = match of.pooling {
+        Pooling::Last => v1::Pooling::Last,
+        Pooling::Mean => v1::Pooling::Mean,
+    };
+    v1::EmbeddingInfo { width: of.width as u32, pooling: pooling.into() }
 }
 
 /// Speed, as measured.

@@ -4,6 +4,7 @@ mod adapters;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod embedding;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use thalweg_model::checkpoint::Checkpoint;
 use thalweg_model::config::{LayerKind, ModelConfig};
 use thalweg_model::error::ModelError;
 use thalweg_model::grammar::{Grammar, GrammarError, GrammarSource};
+use thalweg_model::pooling::PoolingSetting;
 use thalweg_model::tokenizer::TokenizerBundle;
 
 use super::StartError;
@@ -25,6 +27,7 @@ use crate::kv::{FULL, KvBudget, SLIDING, plan_blocks};
 use crate::plan::KV_GROUPS;
 use crate::runner::Runner;
 use crate::service::{GrammarCompiler, ServedAdapter, ServedModel};
+pub use embedding::Embedding;
 
 /// Weights, and all that follows from model and flags alone.
 pub struct SharedModel {
@@ -32,6 +35,7 @@ pub struct SharedModel {
     kv_dtype: KvDtype,
     plan: EngineConfig,
     served: ServedModel,
+    embedding: Option<Embedding>,
     tokenizer: Bytes,
     grammars: GrammarCompiler,
     hardware: String,
@@ -56,6 +60,8 @@ struct Ready {
     adapters: Vec<ServedAdapter>,
     hardware: String,
     weight_bytes: u64,
+    hidden_size: usize,
+    pooling: PoolingSetting,
 }
 
 /// GPUs that `--device` leads to, one worker process each; 0: the CPU, where workers of one process share the weights.
@@ -93,7 +99,8 @@ impl SharedModel {
             () if gpus(config)? > 0 => on_gpu(path, config, workers)?,
             () => on_cpu(path, config, workers)?,
         };
-        let Ready { loaded, plan, name, bundle, fingerprint, adapters, hardware, weight_bytes } = ready;
+        let embedding = embedding::of(&ready, config)?;
+        let Ready { loaded, plan, name, bundle, fingerprint, adapters, hardware, weight_bytes, .. } = ready;
         let names = match config.served_model_name.is_empty() {
             true => vec![name],
             false => config.served_model_name.clone(),
@@ -109,6 +116,7 @@ impl SharedModel {
             max_model_len: plan.max_model_len as u32,
             adapters,
             eos_ids: bundle.eos_ids.clone(),
+            embeds: embedding.is_some(),
         };
         let tokenizer = serde_json::to_vec(&bundle).map_err(|error| ModelError::Malformed {
             path: path.to_owned(),
@@ -124,7 +132,7 @@ impl SharedModel {
         let kv_dtype = kv_dtype(config.kv_cache_dtype);
         let tokenizer = Bytes::from(tokenizer);
         let grammars = GrammarCompiler::new(tokenizer.clone());
-        Ok(Arc::new(Self { loaded, kv_dtype, plan, served, tokenizer, grammars, hardware }))
+        Ok(Arc::new(Self { loaded, kv_dtype, plan, served, embedding, tokenizer, grammars, hardware }))
     }
 
     /// Names that requests may use, the main one first.
@@ -150,6 +158,11 @@ impl SharedModel {
     /// How each worker's engine is set up.
     pub fn plan(&self) -> &EngineConfig {
         &self.plan
+    }
+
+    /// What embeddings are like here; None where there are none.
+    pub fn embedding(&self) -> Option<Embedding> {
+        self.embedding
     }
 
     pub(super) fn kv_dtype(&self) -> KvDtype {
@@ -208,7 +221,7 @@ fn simulated(path: &Path, config: &WorkerConfig) -> Result<Ready, StartError> {
     let batched_tokens = config.batched_tokens(cpu::BATCHED_TOKENS);
     let room = Room { kv_bytes: config.kv_cache_bytes(), batched_tokens };
     let plan = plan(checkpoint.config(), config, &room)?;
-    let sim = SimModel::load(config, &bundle)?;
+    let sim = SimModel::load(config, &bundle, checkpoint.config().hidden_size)?;
     let fingerprint = digest(&checkpoint.fingerprint(), &[b"sim", sim.said().as_bytes()]);
     Ok(Ready {
         loaded: Loaded::Sim(sim),
@@ -219,6 +232,8 @@ fn simulated(path: &Path, config: &WorkerConfig) -> Result<Ready, StartError> {
         adapters: adapters::named(config),
         hardware: "sim".to_owned(),
         weight_bytes: 0,
+        hidden_size: checkpoint.config().hidden_size,
+        pooling: checkpoint.pooling()?,
     })
 }
 

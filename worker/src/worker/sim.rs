@@ -27,7 +27,11 @@ const DECODE_BATCHES: [u32; 2] = [1, 8];
 
 impl SimModel {
     /// Reads the profile, which belongs to `--engine sim` and to it alone.
-    pub(super) fn load(config: &WorkerConfig, bundle: &TokenizerBundle) -> Result<Self, StartError> {
+    pub(super) fn load(
+        config: &WorkerConfig,
+        bundle: &TokenizerBundle,
+        hidden_size: usize,
+    ) -> Result<Self, StartError> {
         let path = match (config.engine, &config.profile) {
             (EngineKind::Sim, Some(path)) => path,
             (_, None) => {
@@ -43,14 +47,15 @@ impl SimModel {
             }
         };
         let Profile { step, tokens, output_tokens, faults } = Profile::read(path)?;
-        let language = language(&tokens, output_tokens, bundle).map_err(|error| match error {
-            Unspeakable::Model(error) => StartError::from(error),
-            Unspeakable::Id(id) => {
-                let reason =
-                    format!("tokens.script has id {id}, out of the vocabulary of {}", bundle.vocab_size);
-                StartError::config("profile", path.display(), reason)
-            }
-        })?;
+        let language =
+            language(&tokens, output_tokens, bundle, hidden_size).map_err(|error| match error {
+                Unspeakable::Model(error) => StartError::from(error),
+                Unspeakable::Id(id) => {
+                    let reason =
+                        format!("tokens.script has id {id}, out of the vocabulary of {}", bundle.vocab_size);
+                    StartError::config("profile", path.display(), reason)
+                }
+            })?;
         let bundle = bundle.clone();
         let encode = Box::new(move |text: &str| encodings(&bundle, text));
         let faults = FaultWatch::start(path, faults, encode)?;
@@ -98,6 +103,7 @@ fn language(
     tokens: &Tokens,
     output_tokens: Option<OutputTokens>,
     bundle: &TokenizerBundle,
+    hidden_size: usize,
 ) -> Result<Language, Unspeakable> {
     let tokenizer = Tokenizer::new(bundle).map_err(Unspeakable::Model)?;
     let vocab_size = bundle.vocab_size as u32;
@@ -112,6 +118,7 @@ fn language(
         vocab_size,
         eos_ids: bundle.eos_ids.clone(),
         special_ids: (0..vocab_size).filter(|id| tokenizer.is_special(*id)).collect(),
+        hidden_size,
     })
 }
 

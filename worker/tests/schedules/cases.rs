@@ -40,6 +40,7 @@ fn sequence(request: u64, prompt: &[u32], output_max: usize) -> NewSequence {
         root: BlockHash([0; 16]),
         adapter: AdapterSlot::BASE,
         prompt_logprobs: None,
+        pooling: None,
         leader: None,
     }
 }

@@ -1,4 +1,4 @@
-//! The same answer on the CPU backend: tokens and logprobs are bitwise those of the sequence alone, whatever its batch
+//! The same answer on the CPU backend: tokens, logprobs and embeddings are bitwise those of the sequence alone, whatever its batch
 //! mates, chunk sizes, prefix hits, preemptions and resumes, and whatever the number of threads.
 
 use std::cell::RefCell;
@@ -72,7 +72,8 @@ pub(crate) fn kv_config(
 pub(crate) fn alone(config: SchedulerConfig, runner: &mut impl Runner, new: &NewSequence) -> Answer {
     let mut scheduler = Scheduler::new(config);
     scheduler.add(NewSequence { leader: None, ..new.clone() });
-    let mut answer = Answer { tokens: Vec::new(), finish: FinishReason::Abort, prompt_logprobs: None };
+    let mut answer =
+        Answer { tokens: Vec::new(), finish: FinishReason::Abort, prompt_logprobs: None, embedding: None };
     while let Some(planned) = scheduler.plan() {
         let step = runner.submit(planned.plan).unwrap();
         if let Some(masks) = scheduler.masks() {
@@ -82,6 +83,7 @@ pub(crate) fn alone(config: SchedulerConfig, runner: &mut impl Runner, new: &New
             answer.tokens.extend(update.tokens);
             answer.finish = update.finish.unwrap_or(answer.finish);
             answer.prompt_logprobs = answer.prompt_logprobs.or(update.prompt_logprobs);
+            answer.embedding = answer.embedding.or(update.embedding);
         }
     }
     answer
@@ -132,6 +134,7 @@ fn check(
         let mut source = RequestSource::new(&mut rng, oracle.clone(), max_model_len);
         source.samplings = samplings();
         source.grammars = grammars.to_vec();
+        source.embeds = true;
         let mut simulation = Simulation::new(config, runner, oracle.clone());
         drive(&mut rng, &mut simulation, &mut source, requests);
         assert_eq!(simulation.scheduler.violations(), 0);
@@ -183,5 +186,5 @@ fn smollm_answers_as_if_alone() {
     let path = test_model("SmolLM2-135M-Instruct.Q4_1.gguf");
     let bundle = Checkpoint::open(&path).unwrap().tokenizer_bundle().unwrap();
     let grammars = grammars::compile(&Tokenizer::new(&bundle).unwrap());
-    check(&Subject::open(&path, Compute::Int8, KvDtype::Bf16), &grammars, (150, 8), 0..3);
+    check(&Subject::open(&path, Compute::Int8, KvDtype::Bf16), &grammars, (150, 14), 0..3);
 }

@@ -139,6 +139,7 @@ fn tiny_llama_on_a_full_gpu_with_a_full_pool() {
             root: BlockHash([0; 16]),
             adapter: AdapterSlot::BASE,
             prompt_logprobs: None,
+            pooling: None,
             leader: None,
         });
     }

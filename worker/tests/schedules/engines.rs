@@ -56,6 +56,7 @@ pub(crate) fn request(number: u64, prompt_len: usize, max_tokens: u32) -> Engine
         sampling: Arc::new(SamplingParams { seed: number, ..SamplingParams::greedy() }),
         max_tokens,
         prompt_logprobs: None,
+        pooling: None,
         choices: vec![ChoiceState::default()],
         root: BlockHash([0; 16]),
         adapter: AdapterSlot::BASE,

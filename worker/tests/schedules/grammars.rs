@@ -61,6 +61,7 @@ fn tokenizer() -> Tokenizer {
         template_tokens: BTreeMap::new(),
         bos_id: None,
         add_bos: false,
+        text_end_id: None,
         eos_ids: EOS.to_vec(),
         vocab_size: VOCAB as usize,
         max_position: 128,

@@ -10,6 +10,7 @@ use thalweg_worker::plan::{
     BlockTable, KV_GROUPS, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepId, StepMasks,
     StepOutput, StepPlan, Want,
 };
+use thalweg_worker::pooling::Pooling;
 use thalweg_worker::runner::{Runner, STEPS_IN_FLIGHT_MAX};
 use thalweg_worker::sampling::SamplingParams;
 use thalweg_worker::scheduler::FinishReason;
@@ -136,12 +137,31 @@ impl HashModel {
         (answer, FinishReason::Length)
     }
 
+    /// The prompt's embedding.
+    pub(crate) fn embedding(&self, prompt: &[u32], pooling: Pooling) -> Vec<f32> {
+        let digests = self.digests(prompt);
+        let seen: Vec<u64> = (0..prompt.len()).map(|at| self.attend(at, |_, at| digests[at])).collect();
+        vector(match pooling {
+            Pooling::Last => seen[prompt.len() - 1],
+            Pooling::Mean => pool(0, &seen),
+        })
+    }
+
     /// Logprobs of the prompt's second token and on.
     pub(crate) fn prompt_logprobs(&self, prompt: &[u32]) -> Vec<Logprobs> {
         let digests = self.digests(prompt);
         let target = |at: usize| self.logprob(self.attend(at - 1, |_, at| digests[at]), prompt[at]);
         (1..prompt.len()).map(target).collect()
     }
+}
+
+/// Takes in what more tokens see; their order matters.
+fn pool(pooled: u64, seen: &[u64]) -> u64 {
+    seen.iter().fold(pooled, |pooled, seen| mix(&[pooled, *seen]))
+}
+
+fn vector(pooled: u64) -> Vec<f32> {
+    [pooled >> 42, pooled >> 21, pooled].map(|part| (part & 0x1f_ffff) as f32).to_vec()
 }
 
 /// What may be drawn: neither ignored ends nor ends before min_tokens, or nothing at all.
@@ -186,6 +206,8 @@ struct Slot {
     output: Vec<u32>,
     sampled: Option<u32>,
     next_position: Option<usize>,
+    /// Of the tokens so far, where they are pooled.
+    pooled: Option<u64>,
 }
 
 impl HashRunner {
@@ -206,8 +228,8 @@ impl HashRunner {
 
     fn run(&mut self, plan: StepPlan, masks: Vec<Option<TokenMask>>) -> StepOutput {
         for init in plan.slots {
-            let slot =
-                Slot { output: init.output.clone(), init: init.clone(), sampled: None, next_position: None };
+            let (output, init) = (init.output.clone(), init);
+            let slot = Slot { output, init: init.clone(), sampled: None, next_position: None, pooled: None };
             self.slots.insert(init.slot, slot);
         }
         let mut seen = HashSet::new();
@@ -260,15 +282,25 @@ impl HashRunner {
             Want::Nothing => RowOutput::default(),
             Want::Sample { output_index } => RowOutput {
                 sampled: vec![self.sample(row.slot, last, output_index, mask)],
-                prompt: Vec::new(),
+                ..RowOutput::default()
             },
+            Want::Embedding { pooling, ends } => {
+                let slot = self.slots.get_mut(&row.slot).expect("the slot was set");
+                let pooled = match pooling {
+                    Pooling::Last => last,
+                    Pooling::Mean if row.context == 0 => pool(0, seen),
+                    Pooling::Mean => pool(slot.pooled.expect("a mean begins with the prompt"), seen),
+                };
+                slot.pooled = Some(pooled);
+                RowOutput { embedding: ends.then(|| vector(pooled)), ..RowOutput::default() }
+            }
             Want::PromptLogprobs { next, output_index, .. } => {
                 let targets = tokens.iter().skip(1).copied().chain(next);
                 let prompt =
                     targets.zip(seen).map(|(target, seen)| self.model.logprob(*seen, target)).collect();
                 let sampled =
                     output_index.map(|index| self.sample(row.slot, last, index, mask)).into_iter().collect();
-                RowOutput { sampled, prompt }
+                RowOutput { sampled, prompt, embedding: None }
             }
         }
     }

@@ -29,6 +29,7 @@ fn run(seed: u64) -> Simulation {
     let (config, model, max_model_len) = random_setting(&mut rng);
     let mut source = RequestSource::new(&mut rng, hash_oracle(model), max_model_len);
     source.grammars = grammars();
+    source.embeds = true;
     let mut simulation = Simulation::over(config, model);
     let requests = rng.random_range(5..30);
     drive(&mut rng, &mut simulation, &mut source, requests);

@@ -11,6 +11,7 @@ use thalweg_model::grammar::Grammar;
 use thalweg_proto::block_hash::BlockHash;
 use thalweg_worker::kv::{FULL, KvConfig, SLIDING, blocks_per_sequence};
 use thalweg_worker::plan::{AdapterSlot, KV_GROUPS, Logprobs, StepId};
+use thalweg_worker::pooling::Pooling;
 use thalweg_worker::runner::Runner;
 use thalweg_worker::sampling::SamplingParams;
 use thalweg_worker::scheduler::{
@@ -52,6 +53,7 @@ pub(crate) struct Answer {
     pub(crate) tokens: Vec<Logprobs>,
     pub(crate) finish: FinishReason,
     pub(crate) prompt_logprobs: Option<Vec<Logprobs>>,
+    pub(crate) embedding: Option<Vec<f32>>,
 }
 
 /// Computes right answers.
@@ -62,7 +64,9 @@ pub(crate) fn hash_oracle(model: HashModel) -> Oracle {
     Rc::new(move |new| {
         let NewSequence { key, prompt, output, sampling, output_max, .. } = new;
         let (tokens, finish) = model.answer(prompt, output, sampling, key.choice, *output_max);
-        Answer { tokens, finish, prompt_logprobs: new.prompt_logprobs.map(|_| model.prompt_logprobs(prompt)) }
+        let prompt_logprobs = new.prompt_logprobs.map(|_| model.prompt_logprobs(prompt));
+        let embedding = new.pooling.map(|pooling| model.embedding(prompt, pooling));
+        Answer { tokens, finish, prompt_logprobs, embedding }
     })
 }
 
@@ -73,6 +77,8 @@ pub(crate) struct RequestSource {
     pub(crate) samplings: Vec<SamplingParams>,
     /// Of which some answers must be texts.
     pub(crate) grammars: Vec<Grammar>,
+    /// Some prompts are to be embedded.
+    pub(crate) embeds: bool,
     pub(crate) max_model_len: usize,
     prefixes: Vec<Vec<u32>>,
     made: u64,
@@ -85,6 +91,7 @@ impl RequestSource {
             oracle,
             samplings: vec![SamplingParams::greedy()],
             grammars: Vec::new(),
+            embeds: false,
             prefixes,
             max_model_len,
             made: 0,
@@ -95,6 +102,9 @@ impl RequestSource {
     pub(crate) fn next(&mut self, rng: &mut StdRng) -> Vec<NewSequence> {
         self.made += 1;
         let prompt: Arc<[u32]> = self.prompt(rng).into();
+        if self.embeds && rng.random_bool(0.25) {
+            return vec![self.embedding(rng, prompt)];
+        }
         let output_max = rng.random_range(1..=self.max_model_len - prompt.len()).min(40);
         let constrained = !self.grammars.is_empty() && rng.random_bool(0.5);
         let sampling = Arc::new(SamplingParams {
@@ -119,11 +129,27 @@ impl RequestSource {
                     root,
                     adapter: AdapterSlot::BASE,
                     prompt_logprobs: prompt_logprobs.filter(|_| choice == 0),
+                    pooling: None,
                     leader: (choice > 0).then_some(leader),
                 };
                 if rng.random_bool(0.3) { self.resumed(rng, new) } else { new }
             })
             .collect()
+    }
+
+    fn embedding(&self, rng: &mut StdRng, prompt: Arc<[u32]>) -> NewSequence {
+        NewSequence {
+            key: SequenceKey { priority: rng.random_range(0..2), request: self.made, choice: 0 },
+            prompt,
+            output: Vec::new(),
+            sampling: Arc::new(SamplingParams::greedy()),
+            output_max: 0,
+            root: BlockHash([rng.random_range(0..2); 16]),
+            adapter: AdapterSlot::BASE,
+            prompt_logprobs: None,
+            pooling: Some([Pooling::Last, Pooling::Mean][rng.random_range(0..2)]),
+            leader: None,
+        }
     }
 
     fn prompt(&self, rng: &mut StdRng) -> Vec<u32> {
@@ -165,6 +191,7 @@ pub(crate) struct Live {
     new: NewSequence,
     pub(crate) got: Vec<Logprobs>,
     prompt_logprobs: Option<Vec<Logprobs>>,
+    embedding: Option<Vec<f32>>,
 }
 
 impl Simulation {
@@ -193,7 +220,7 @@ impl<R: Runner> Simulation<R> {
 
     pub(crate) fn add(&mut self, new: NewSequence) {
         self.scheduler.add(new.clone());
-        self.live.insert(new.key, Live { new, got: Vec::new(), prompt_logprobs: None });
+        self.live.insert(new.key, Live { new, got: Vec::new(), prompt_logprobs: None, embedding: None });
     }
 
     pub(crate) fn abort(&mut self, request: u64) {
@@ -261,6 +288,7 @@ impl<R: Runner> Simulation<R> {
             assert!(live.prompt_logprobs.is_none(), "prompt logprobs come once");
             live.prompt_logprobs = update.prompt_logprobs;
         }
+        live.embedding = live.embedding.take().or(update.embedding);
         if let Some(reason) = update.finish {
             let live = self.live.remove(&update.key).expect("it is live");
             live.check(&(self.oracle)(&live.new), reason);
@@ -311,6 +339,15 @@ impl Live {
             prompt_logprobs(&self.prompt_logprobs),
             prompt_logprobs(&answer.prompt_logprobs),
             "{key:?}: prompt"
+        );
+        let bits =
+            |vector: &Option<Vec<f32>>| vector.as_ref().map(|v| v.iter().map(|x| x.to_bits()).collect());
+        let (ours, alone): (Option<Vec<u32>>, _) = (bits(&self.embedding), bits(&answer.embedding));
+        assert!(ours == alone, "{key:?}: the embedding differs from that of the sequence alone");
+        assert_eq!(
+            ours.is_some(),
+            self.new.pooling.is_some(),
+            "{key:?}: an embedding where one was asked for"
         );
     }
 }

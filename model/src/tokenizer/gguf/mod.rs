@@ -62,7 +62,10 @@ pub(crate) fn bundle(
     let bos_id = vocabulary.token_id(metadata, "bos")?;
     let add_bos =
         metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(bos_by_default) && bos_id.is_some();
+    let ends = metadata.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+    let text_end_id = if ends { vocabulary.token_id(metadata, "eos")? } else { None };
     Ok(TokenizerBundle {
+        text_end_id,
         tokenizer_json: Document { vocabulary: &vocabulary, family: &family }.to_json(),
         chat_template: metadata.string("tokenizer.chat_template")?.map(str::to_owned),
         template_tokens: vocabulary.template_tokens(metadata)?,

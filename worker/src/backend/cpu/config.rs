@@ -4,6 +4,7 @@ use thalweg_model::config::{LayerKind, ModelConfig};
 
 use super::attention;
 use super::kv_dtype::KvDtype;
+use super::pooled;
 use crate::plan::KV_GROUPS;
 
 /// Tokens of a KV block.
@@ -63,7 +64,9 @@ pub fn scratch_bytes(model: &ModelConfig, config: &CpuBackendConfig) -> u64 {
     let prepared = widths.hidden.max(widths.query).max(widths.mlp);
     let logits = logit_rows_per_pass(model) * (model.vocab_size + widths.hidden);
     let by_token = config.max_tokens_per_step as u64 * (per_token + 2 * prepared) as u64;
-    4 * (by_token + logits as u64) + attention::memory_bytes(config.threads, model.head_dim)
+    4 * (by_token + logits as u64)
+        + attention::memory_bytes(config.threads, model.head_dim)
+        + pooled::bytes(config.max_slots, widths.hidden)
 }
 
 /// Widths of a token's activations.

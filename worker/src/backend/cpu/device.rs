@@ -15,6 +15,7 @@ use super::linear::{Activations, PackedMatrix, matmul};
 use super::memory::OutOfMemory;
 use super::model::CpuModel;
 use super::pool::Pool;
+use super::pooled::Pooled;
 use super::rows::{add, add_rms_norm, gate, rms_norm, scale};
 use super::sample::{Inputs, Sampler, Yield};
 use super::slots::Slots;
@@ -33,6 +34,7 @@ pub struct CpuBackend {
     step: Step,
     buffers: Buffers,
     attention: attention::Memory,
+    pooled: Pooled,
     sampler: Sampler,
     yields: Vec<Yield>,
     /// By row of the step; None where anything may be drawn.
@@ -52,6 +54,7 @@ impl CpuBackend {
             step: Step::with_capacity(config.max_slots, config.max_tokens_per_step),
             buffers: Buffers::new(shape, &config)?,
             attention: attention::Memory::new(pool.threads(), shape.head_dim)?,
+            pooled: Pooled::new(config.max_slots, shape.hidden_size)?,
             sampler: Sampler::new(pool.threads()),
             yields: Vec::new(),
             masks: Vec::new(),
@@ -107,6 +110,8 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
+    const EMBEDS: bool = true;
+
     fn layers(&self) -> usize {
         self.model.layers.len()
     }
@@ -117,6 +122,7 @@ impl Backend for CpuBackend {
         let taken = plan.slots.iter().try_for_each(|init| self.slots.init(init));
         let loaded = taken.and_then(|()| self.step.load(plan, &self.slots, &limits));
         self.yields.clear();
+        self.pooled.drain().for_each(drop);
         self.masks.clear();
         self.masks.resize(plan.rows.len(), None);
         loaded.map_err(|reason| BackendError {
@@ -245,6 +251,21 @@ impl Backend for CpuBackend {
         });
     }
 
+    fn pool(&mut self) {
+        let (width, epsilon, isa) = (self.widths.hidden, self.model.config.rms_norm_eps, self.pool.isa());
+        let Buffers { residual, hidden, .. } = &mut self.buffers;
+        let weight = &self.model.output_norm;
+        for pooled in &self.step.pooled {
+            let row = &self.step.rows[pooled.row];
+            let places = row.start * width..(row.start + row.len) * width;
+            let (residual, hidden) = (&residual[places.clone()], &mut hidden[places]);
+            each_row(&self.pool, hidden, width, &|token, out| {
+                rms_norm(isa, &residual[token * width..][..width], weight, epsilon, out);
+            });
+            self.pooled.take(*pooled, row, hidden);
+        }
+    }
+
     fn logit_passes(&self) -> usize {
         self.step.logit_rows.len().div_ceil(logit_rows_per_pass(self.model.config()))
     }
@@ -291,6 +312,7 @@ impl Backend for CpuBackend {
             rows[wanted.row].prompt.extend(result.prompt);
             rows[wanted.row].sampled.extend(result.sampled);
         }
+        self.pooled.drain().for_each(|(row, vector)| rows[row].embedding = Some(vector));
         Ok(StepOutput { rows, seconds: self.started.elapsed().as_secs_f64() })
     }
 }

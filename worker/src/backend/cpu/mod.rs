@@ -26,6 +26,7 @@ pub mod linear;
 mod memory;
 mod model;
 pub mod pool;
+mod pooled;
 mod rows;
 #[cfg(test)]
 mod rows_tests;

@@ -3,6 +3,7 @@
 use super::config::BLOCK_TOKENS;
 use super::slots::Slots;
 use crate::plan::{BlockTable, KV_GROUPS, Row, RowInput, StepPlan, Want};
+use crate::pooling::Pooling;
 
 /// Metadata of the step in work. Its buffers are kept from step to step.
 #[derive(Default)]
@@ -15,6 +16,8 @@ pub(super) struct Step {
     /// Row of each token.
     pub(super) token_rows: Vec<u32>,
     pub(super) logit_rows: Vec<LogitRow>,
+    /// Rows whose hidden states are pooled.
+    pub(super) pooled: Vec<PooledRow>,
     /// Rows whose draw waits for a mask.
     pub(super) constrained: Vec<usize>,
     blocks: [Vec<u32>; KV_GROUPS],
@@ -51,6 +54,15 @@ pub(super) struct LogitRow {
     pub(super) sample: Option<u32>,
 }
 
+/// A row whose hidden states are pooled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PooledRow {
+    pub(super) row: usize,
+    pub(super) pooling: Pooling,
+    /// It yields the vector.
+    pub(super) ends: bool,
+}
+
 /// What a plan is checked against.
 pub(super) struct Limits {
     pub(super) max_tokens: usize,
@@ -82,6 +94,7 @@ impl Step {
         self.positions.clear();
         self.token_rows.clear();
         self.logit_rows.clear();
+        self.pooled.clear();
         self.blocks.iter_mut().for_each(Vec::clear);
         self.constrained.clone_from(&plan.constrained);
         for (index, row) in plan.rows.iter().enumerate() {
@@ -158,6 +171,7 @@ impl Step {
         let last = start + len - 1;
         match want {
             Want::Nothing => {}
+            Want::Embedding { pooling, ends } => self.pooled.push(PooledRow { row, pooling, ends }),
             Want::Sample { output_index } => {
                 self.logit_rows.push(LogitRow { row, token: last, target: None, sample: Some(output_index) });
             }

@@ -199,6 +199,8 @@ impl Drop for CudaBackend {
 }
 
 impl Backend for CudaBackend {
+    const EMBEDS: bool = false;
+
     fn layers(&self) -> usize {
         self.model.config().num_layers()
     }
@@ -326,6 +328,9 @@ impl Backend for CudaBackend {
             unsafe { device.kernels.gate_act(device.launcher(), device.tokens(), addresses, mlp, activation) }
         });
     }
+
+    /// No step gets here: `Step::load` refuses rows that are to be pooled.
+    fn pool(&mut self) {}
 
     fn logit_passes(&self) -> usize {
         self.shape.passes

@@ -219,6 +219,7 @@ impl Step {
         let last = start + len - 1;
         match want {
             Want::Nothing => {}
+            Want::Embedding { .. } => return Err("GPUs pool no hidden states".into()),
             Want::Sample { output_index } => {
                 self.push_wanted(
                     slot,

@@ -6,6 +6,7 @@ use super::super::abi::{AttnItem, DecodeItem, MergeItem};
 use super::super::slots::start_tokens;
 use super::*;
 use crate::plan::{AdapterSlot, BlockId, SlotId};
+use crate::pooling::Pooling;
 use crate::sampling::SamplingParams;
 
 fn limits() -> Limits {
@@ -202,6 +203,8 @@ fn broken_plans_are_refused_and_change_nothing() {
     check(&|p| p.slots[0].slot = SlotId(7), "slot 7 of 4");
     let want = Want::PromptLogprobs { top: 21, next: None, output_index: None };
     check(&|p| p.rows[0].want = want, "21 alternatives wanted, 20 are kept");
+    let embedding = Want::Embedding { pooling: Pooling::Mean, ends: true };
+    check(&|p| p.rows[0].want = embedding, "GPUs pool no hidden states");
     check(&|p| p.rows = vec![p.rows[0].clone(); 22], "66 tokens in a step, room for 64");
     let many = SamplingParams { end_ids: vec![1; 300], ..SamplingParams::greedy() };
     check(&|p| p.slots[0].sampling = Arc::new(many.clone()), "300 end ids");

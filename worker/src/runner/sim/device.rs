@@ -109,7 +109,11 @@ impl Device {
             .ok_or_else(|| failure(format!("slot {} was never set", row.slot.0)))?;
         let mut output = RowOutput::default();
         let output_index = match row.want {
-            Want::Nothing => None,
+            Want::Nothing | Want::Embedding { ends: false, .. } => None,
+            Want::Embedding { ends: true, .. } => {
+                output.embedding = Some(language.embed(speaker));
+                None
+            }
             Want::Sample { output_index } => Some(output_index),
             Want::PromptLogprobs { top, next, output_index } => {
                 output.prompt = targets(row, next)

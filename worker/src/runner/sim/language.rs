@@ -5,6 +5,7 @@ use thalweg_model::grammar::TokenMask;
 
 use super::profile::{OutputTokens, mix};
 use crate::plan::{Logprobs, SlotInit};
+use crate::pooling::normalise;
 
 /// From tokens to tokens.
 #[derive(Clone, Debug)]
@@ -21,6 +22,8 @@ pub struct Language {
     pub eos_ids: Vec<u32>,
     /// Control tokens, sorted: never said, but for the end.
     pub special_ids: Vec<u32>,
+    /// Values of an embedding.
+    pub hidden_size: usize,
 }
 
 /// One sequence, as far as it has got.
@@ -64,6 +67,14 @@ impl Language {
         speaker.digest = extend(speaker.digest, &token);
         speaker.output_len += 1;
         logprobs
+    }
+
+    /// A vector of length 1 for the prompt, whatever its pooling.
+    pub(super) fn embed(&self, speaker: &Speaker) -> Vec<f32> {
+        let value = |at| (mix(&[self.seed, speaker.prompt, at]) >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
+        let mut vector: Vec<f32> = (0..self.hidden_size as u64).map(value).collect();
+        normalise(&mut vector);
+        vector
     }
 
     /// The id, or the first one behind it that a mask allows, an end of sequence only where there is nothing else.

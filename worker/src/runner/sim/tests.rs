@@ -110,6 +110,7 @@ fn language() -> Language {
         vocab_size: 50,
         eos_ids: vec![2],
         special_ids: vec![0, 1, 2],
+        hidden_size: 8,
     }
 }
 

@@ -64,6 +64,8 @@ pub(super) fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result
         adapters: adapters::served(config, &adapters),
         hardware: format!("cpu-{:?}x{}", Isa::from_env(), backend.threads).to_lowercase(),
         weight_bytes: weights.bytes(),
+        hidden_size: checkpoint.config().hidden_size,
+        pooling: checkpoint.pooling()?,
         bundle,
         loaded: super::Loaded::Cpu(Loaded { weights, backend }),
     })

@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use thalweg_model::checkpoint::{BareModel, Checkpoint};
 use thalweg_model::config::ModelConfig;
+use thalweg_model::pooling::PoolingSetting;
 use thalweg_model::tokenizer::{Tokenizer, TokenizerBundle};
 
 use super::{Ready, Room, adapters, digest, kv_dtype, plan, with_flags};
@@ -137,6 +138,8 @@ pub(super) fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result
         adapters: adapters::served(config, &adapters),
         hardware: gpu.name().to_lowercase().replace(' ', "-"),
         weight_bytes,
+        hidden_size: model.hidden_size,
+        pooling: PoolingSetting::Unset,
         bundle,
         loaded: super::Loaded::Cuda(Loaded { device: Mutex::new(Some(Box::new(device))) }),
     })
