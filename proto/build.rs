@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use prost::Message;
 
-const PROTOS: &[&str] = &["thalweg/v1/worker.proto"];
+const PROTOS: &[&str] = &["thalweg/v1/worker.proto", "thalweg/v1/inference.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

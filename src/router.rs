@@ -49,6 +49,7 @@ pub(crate) async fn run(mut options: Options) -> anyhow::Result<()> {
         return Err(BadOption::because(text));
     }
     options.router.trust = options.trust.config()?;
+    options.router.index_redis = options.index.redis()?;
     let id = options.router.router_id.get_or_insert_with(new_id).clone();
     let mut signals = Signals::listen()?;
     let membership: Arc<dyn Membership> = match &etcd {

@@ -9,6 +9,8 @@ pub enum ErrorCode {
     ContextLengthExceeded,
     /// No such model or adapter here.
     ModelNotFound,
+    /// No response of that id is kept for this tenant.
+    ResponseNotFound,
     /// Body over the configured limit.
     RequestTooLarge,
     /// Queue full; try again later.
@@ -31,10 +33,11 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// Every code, for tests and tables.
-    pub const ALL: [ErrorCode; 12] = [
+    pub const ALL: [ErrorCode; 13] = [
         Self::InvalidRequest,
         Self::ContextLengthExceeded,
         Self::ModelNotFound,
+        Self::ResponseNotFound,
         Self::RequestTooLarge,
         Self::Overloaded,
         Self::DeadlineExceeded,
@@ -110,6 +113,7 @@ impl ErrorCode {
             Self::InvalidRequest => ("invalid_request", S::BAD_REQUEST, G::InvalidArgument),
             Self::ContextLengthExceeded => ("context_length_exceeded", S::BAD_REQUEST, G::OutOfRange),
             Self::ModelNotFound => ("model_not_found", S::NOT_FOUND, G::NotFound),
+            Self::ResponseNotFound => ("response_not_found", S::NOT_FOUND, G::NotFound),
             Self::RequestTooLarge => ("request_too_large", S::PAYLOAD_TOO_LARGE, G::InvalidArgument),
             Self::Overloaded => ("overloaded", S::TOO_MANY_REQUESTS, G::ResourceExhausted),
             Self::DeadlineExceeded => ("deadline_exceeded", S::GATEWAY_TIMEOUT, G::DeadlineExceeded),

@@ -75,6 +75,17 @@ pub enum RouterStartError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The gRPC address is taken or not ours.
+    #[error("cannot listen on {address} for gRPC: {source}; choose another address with --grpc")]
+    BindGrpc {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The built-in descriptors cannot be read.
+    #[error("gRPC reflection: {0}")]
+    Reflection(String),
     /// Certificates or tokens are of no use.
     #[error(transparent)]
     Trust(#[from] thalweg_proto::trust::TrustError),

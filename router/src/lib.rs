@@ -41,6 +41,9 @@ pub(crate) mod output;
 /// Streams of server-sent events.
 pub(crate) mod sse;
 
+/// Answers kept to be continued or read again.
+pub(crate) mod responses_store;
+
 /// Token counts and the record of each request.
 pub mod usage;
 

@@ -17,14 +17,16 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{AdmissionLimits, Gate, Usage};
+use crate::api::grpc::{GrpcListener, GrpcServer};
 use crate::api::server::{self, Closing};
-use crate::api::stall_guard::GuardedListener;
+use crate::api::{self, stall_guard::GuardedListener};
 use crate::auth::{Grant, Keys};
 use crate::config::RouterConfig;
 use crate::dispatch::Dispatcher;
 use crate::error::{RouterError, RouterStartError};
 use crate::metrics::Metrics;
 use crate::models::Models;
+use crate::responses_store::{Metrics as StoreMetrics, Store};
 use crate::usage_log::UsageLog;
 use crate::workers::health::HealthState;
 use crate::workers::{Room, Workers};
@@ -52,6 +54,8 @@ pub struct RouterState {
     pub metrics: Arc<Metrics>,
     /// Where records of requests are written, if anywhere.
     pub(crate) usage_log: Option<UsageLog>,
+    /// Answers that are kept for later requests.
+    pub(crate) responses: Arc<Store>,
     /// Who may ask.
     pub(crate) keys: Arc<Keys>,
     /// Routers that share the limits.
@@ -105,8 +109,11 @@ impl RouterState {
         let surface = &config.surface;
         let keys = Arc::new(surface.keys()?);
         let usage_log = metrics.register(|registry| surface.open_usage_log(registry))?;
+        let store_metrics = metrics.register(StoreMetrics::register);
+        let responses = Arc::new(Store::new(&config.responses, config.index_redis.as_ref(), store_metrics));
         Ok(Arc::new(Self {
             usage_log,
+            responses,
             keys,
             routers: AtomicUsize::new(1),
             config,
@@ -143,6 +150,11 @@ impl RouterState {
         let own = AdmissionLimits { tenant: grant.tenant_limit(all.tenant), ..all };
         let share = own.shared_by(self.routers.load(Ordering::Relaxed));
         share.tenant.requests.min(share.queued.requests)
+    }
+
+    /// Routers that serve this API, this one included, as far as membership tells.
+    pub(crate) fn live_routers(&self) -> usize {
+        self.routers.load(Ordering::Relaxed)
     }
 
     /// The router is going away: /ready fails.
@@ -219,6 +231,7 @@ pub struct RunningRouter {
     closing: Closing,
     cut_short: CancellationToken,
     server: JoinHandle<()>,
+    grpc: Option<GrpcServer>,
     background: JoinSet<()>,
 }
 
@@ -235,6 +248,7 @@ impl Router {
         let http = listener.local_addr().map_err(bind)?;
         let trust = ClientTrust::load(&config.trust)?;
         let state = RouterState::new(config, trust, index, Arc::clone(&membership))?;
+        let grpc = GrpcListener::bind(&state.config, state.keys.are_needed()).await?;
 
         let mut background = JoinSet::new();
         background.spawn(Arc::clone(&state.workers).follow(membership.watch(), CancellationToken::new()));
@@ -246,11 +260,16 @@ impl Router {
 
         let closing = Closing::default();
         let listener = GuardedListener::new(listener, state.config.timeouts.client_stall_timeout);
-        let routes = crate::api::routes(Arc::clone(&state));
-        let server = tokio::spawn(server::serve(listener, routes, closing.clone()));
-        tracing::info!(%http, router = state.workers.router_id(), "router listens");
+        let opened = api::open(Arc::clone(&state));
+        let server = tokio::spawn(server::serve(listener, api::routes(&opened), closing.clone()));
+        let grpc = match grpc {
+            Some(listener) => Some(listener.serve(&opened, &closing).await?),
+            None => None,
+        };
+        let grpc_address = grpc.as_ref().map(|grpc| tracing::field::display(grpc.address));
+        tracing::info!(%http, grpc = grpc_address, router = state.workers.router_id(), "router listens");
         let cut_short = CancellationToken::new();
-        Ok(RunningRouter { http, state, closing, cut_short, server, background })
+        Ok(RunningRouter { http, state, closing, cut_short, server, grpc, background })
     }
 }
 
@@ -258,6 +277,11 @@ impl RunningRouter {
     /// Where it listens; tells the port when 0 was asked for.
     pub fn http_address(&self) -> SocketAddr {
         self.http
+    }
+
+    /// Where it serves gRPC, if it does.
+    pub fn grpc_address(&self) -> Option<SocketAddr> {
+        self.grpc.as_ref().map(|grpc| grpc.address)
     }
 
     /// What its handlers share.
@@ -283,22 +307,40 @@ impl RunningRouter {
         self.closing.drain.cancel();
         let _ = timeout(timeouts.drain_delay, self.cut_short.cancelled()).await;
         self.closing.close.cancel();
+        let cut_short = self.cut_short.clone();
         let in_time = tokio::select! {
             biased;
-            () = self.cut_short.cancelled() => false,
-            ended = timeout(timeouts.drain_timeout, &mut self.server) => ended.is_ok(),
+            () = cut_short.cancelled() => false,
+            ended = timeout(timeouts.drain_timeout, self.served()) => ended.is_ok(),
         };
         if !in_time {
             let streams = self.state.dispatcher.running();
             tracing::warn!(streams, "drain is over, open requests are cut off");
             self.state.dispatcher.stop();
             // Clients are told; one that does not read is left.
-            let _ = timeout(LAST_WORDS, &mut self.server).await;
+            let _ = timeout(LAST_WORDS, self.served()).await;
         }
         if let Some(log) = &self.state.usage_log {
             log.flush().await;
         }
         self.background.shutdown().await;
+    }
+}
+
+impl RunningRouter {
+    /// Returns once the last answer has been given, HTTP and gRPC.
+    async fn served(&mut self) {
+        let grpc = async {
+            if let Some(grpc) = &mut self.grpc {
+                grpc.ended().await;
+            }
+        };
+        let http = async {
+            if !self.server.is_finished() {
+                let _ = (&mut self.server).await;
+            }
+        };
+        tokio::join!(http, grpc);
     }
 }
 

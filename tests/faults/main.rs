@@ -7,6 +7,7 @@ mod etcd;
 mod kills;
 mod overload;
 mod redis;
+mod responses;
 mod routers;
 mod starts;
 mod streams;

@@ -41,7 +41,7 @@ pub enum RedisIndexError {
     #[error(
         "Redis at {server} does not permit {user} what the index needs ({detail}); grant it: ACL SETUSER USER \
          ~{{tw1:* +xadd +xread +xrange +xrevrange +set +get +getrange +strlen +expire +zadd +zrange +zremrangebyscore +ping \
-         +role +cluster|slots +multi +exec"
+         +role +cluster|slots +multi +exec +del"
     )]
     Permission {
         /// Where.

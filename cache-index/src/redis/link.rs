@@ -27,7 +27,7 @@ const CLUSTER_WITHIN: Duration = Duration::from_secs(10);
 const TRANSFER_BYTES_PER_MS: usize = 8_000;
 
 /// How to reach Redis. `Debug` shows no secret.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub struct RedisConfig {
     /// Where it is.
     pub url: RedisUrl,
@@ -56,13 +56,15 @@ impl std::fmt::Debug for RedisConfig {
     }
 }
 
-/// An open connection.
+/// An open connection; clones share it.
+#[derive(Clone)]
 pub(super) struct Link {
     inner: Inner,
     server: String,
     user: Option<String>,
 }
 
+#[derive(Clone)]
 enum Inner {
     Node(MultiplexedConnection),
     Cluster(ClusterConnection),

@@ -25,6 +25,7 @@ mod reader;
 mod recovery;
 mod retry;
 mod url;
+pub mod values;
 mod wire;
 
 use std::sync::Arc;

@@ -6,3 +6,4 @@ mod faults;
 mod random;
 mod setups;
 mod support;
+mod values;

@@ -55,7 +55,7 @@ async fn collect(mut body: Body, bytes_max: usize, stall: Duration) -> Result<By
     }
 }
 
-fn too_large(bytes_max: usize) -> RouterError {
+pub(super) fn too_large(bytes_max: usize) -> RouterError {
     let message = format!(
         "the request body is over {bytes_max} bytes; send less, or raise the router's --body-bytes-max"
     );

@@ -23,8 +23,9 @@ use crate::tokenize::tokenize_inputs;
 use crate::usage::{Outcome, Usage, UsageRecord};
 
 use super::answer::{Answer, Event};
+use super::asked::Asked;
 use super::error::ApiError;
-use super::generate::{grant, name_worker};
+use super::generate::name_worker;
 use super::{Api, body, headers};
 
 /// As metrics and records call it.
@@ -34,28 +35,24 @@ const ENDPOINT: &str = "embeddings";
 const AT_ONCE_MAX: usize = 64;
 
 pub(super) async fn embeddings(State(api): State<Arc<Api>>, request: Request) -> Response {
-    let client_id =
-        request.extensions().get::<headers::RequestId>().map(|id| id.0.clone()).unwrap_or_default();
-    let (grant, log) = (grant(&request), api.router.usage_log.clone());
-    let mut record =
-        UsageRecord::begin(Arc::clone(&api.metrics), log, Arc::clone(&grant), client_id, ENDPOINT);
-    let answered = embed(&api, &grant, request, &mut record).await;
+    let asked = Asked::over_http(&request);
+    let mut record = asked.record(&api, ENDPOINT);
+    let answered = embed(&api, &asked, request, &mut record).await;
     record.end(answered.as_ref().map_or_else(|error| Outcome::Failed(error.code), |_| Outcome::Complete));
     answered.unwrap_or_else(|error| ApiError(error).into_response())
 }
 
 async fn embed(
     api: &Arc<Api>,
-    grant: &Arc<Grant>,
+    asked: &Asked,
     request: Request,
     record: &mut UsageRecord,
 ) -> Result<Response, RouterError> {
-    let traceparent = headers::traceparent(request.headers());
-    let (request, inputs) = prepare(api, grant, request).await?;
+    let (request, inputs) = prepare(api, &asked.grant, request).await?;
     let id = format!("embd-{}", headers::fresh_id());
     record.accepted(&request.model().name, &id);
-    let tokenized = tokenized(api, grant, &request, inputs, &id, &traceparent);
-    let at_once = api.router.requests_at_once(grant).clamp(1, AT_ONCE_MAX);
+    let tokenized = tokenized(api, asked, &request, inputs, &id);
+    let at_once = api.router.requests_at_once(&asked.grant).clamp(1, AT_ONCE_MAX);
     let answer = Answer::new(&api.router.dispatcher, tokenized.clone(), Some(at_once));
     let Embedded { vectors, worker } = collect(answer, &tokenized, record).await?;
     let prompt_tokens = tokenized.iter().map(|t| t.prompt_ids.len() as u64).sum();
@@ -93,12 +90,12 @@ fn parse_and_tokenize(api: &Api, grant: &Grant, bytes: &Bytes) -> Result<Prepare
 
 fn tokenized(
     api: &Api,
-    grant: &Grant,
+    asked: &Asked,
     request: &ValidEmbedding,
     inputs: Vec<Arc<[u32]>>,
     id: &str,
-    traceparent: &str,
 ) -> Vec<Tokenized> {
+    let grant = &asked.grant;
     let longest = api.router.config.timeouts.request_timeout;
     let deadline = Instant::now() + grant.duration_max.map_or(longest, |own| own.min(longest));
     let tenant_limit = api.router.tenant_limit(grant);
@@ -116,7 +113,8 @@ fn tokenized(
         scope: v1::CacheScope { scope: grant.scope().to_owned(), salt: request.cache_salt().to_owned() },
         priority: request.priority(),
         deadline,
-        traceparent: traceparent.to_owned(),
+        traceparent: asked.trace.parent.clone(),
+        tracestate: asked.trace.state.clone(),
     };
     inputs.into_iter().enumerate().map(one).collect()
 }

@@ -16,10 +16,13 @@ use crate::models::ModelEntry;
 use crate::request::{Endpoint, ValidRequest, parse_chat, parse_completion, parse_object};
 use crate::sse::chunk::ReplyHead;
 use crate::tokenize::{TokenizedPrompt, tokenize_request};
-use crate::usage::{Outcome, UsageRecord};
+use crate::usage::Outcome;
 
+use super::asked::Asked;
 use super::error::ApiError;
+use super::script::ChunkScript;
 use super::session::Session;
+use super::stream::Script;
 use super::{Api, body, headers, stream, whole};
 
 pub(super) async fn chat(State(api): State<Arc<Api>>, request: Request) -> Response {
@@ -31,30 +34,40 @@ pub(super) async fn completions(State(api): State<Arc<Api>>, request: Request) -
 }
 
 async fn generate(api: Arc<Api>, endpoint: Endpoint, request: Request) -> Result<Response, ApiError> {
-    let client_id =
-        request.extensions().get::<headers::RequestId>().map(|id| id.0.clone()).unwrap_or_default();
-    let grant = grant(&request);
-    let log = api.router.usage_log.clone();
-    let mut record =
-        UsageRecord::begin(Arc::clone(&api.metrics), log, Arc::clone(&grant), client_id, endpoint.as_str());
-    let traceparent = headers::traceparent(request.headers());
-    let (valid, prompts) = match prepare(&api, endpoint, &grant, request).await {
+    let asked = Asked::over_http(&request);
+    let shared = Arc::clone(&api);
+    let body = async move { body::read(request, &shared.router.config).await };
+    let session = begin(&api, endpoint, &asked, body).await?;
+    if session.request.reply().stream {
+        let script = Script::Chunks(ChunkScript::new(&session));
+        stream::respond(&api, session, script).await
+    } else {
+        whole::respond(&api, session).await
+    }
+}
+
+/// Reads, checks and tokenises a request, to run at the first call of the session's `next`.
+pub(super) async fn begin(
+    api: &Arc<Api>,
+    endpoint: Endpoint,
+    asked: &Asked,
+    body: impl Future<Output = Result<Bytes, RouterError>>,
+) -> Result<Session, RouterError> {
+    let mut record = asked.record(api, endpoint.as_str());
+    let prepared = match body.await {
+        Ok(bytes) => prepare(api, endpoint, &asked.grant, bytes).await,
+        Err(error) => Err(error),
+    };
+    let (valid, prompts) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
             record.end(Outcome::Failed(error.code));
-            return Err(error.into());
+            return Err(error);
         }
     };
-    let is_stream = valid.reply().stream;
-    let head = reply_head(endpoint, valid.model(), is_stream);
+    let head = reply_head(endpoint, valid.model(), valid.reply().stream);
     record.accepted(&valid.model().name, &head.id);
-    let session = Session::new(&api, &grant, valid, &prompts, head, &traceparent, record);
-    if is_stream { stream::respond(&api, session).await } else { whole::respond(&api, session).await }
-}
-
-/// What the layer in front of all routes let this request do.
-pub(super) fn grant(request: &Request) -> Arc<Grant> {
-    request.extensions().get::<Arc<Grant>>().cloned().unwrap_or_else(|| Arc::new(Grant::open()))
+    Ok(Session::new(api, asked, valid, &prompts, head, record))
 }
 
 /// Body to token ids, off the reactor.
@@ -62,9 +75,8 @@ async fn prepare(
     api: &Arc<Api>,
     endpoint: Endpoint,
     grant: &Arc<Grant>,
-    request: Request,
+    bytes: Bytes,
 ) -> Result<(ValidRequest, Vec<TokenizedPrompt>), RouterError> {
-    let bytes = body::read(request, &api.router.config).await?;
     // To tokenise what will be refused would take time from what will not.
     api.router.refuse_when_full()?;
     let parse = || {
@@ -77,7 +89,7 @@ async fn prepare(
 }
 
 /// Not in the pool: who waits for a grammar takes no time from those who have none.
-async fn check_structure(request: &ValidRequest) -> Result<(), RouterError> {
+pub(super) async fn check_structure(request: &ValidRequest) -> Result<(), RouterError> {
     let Some(structure) = request.structure().cloned() else { return Ok(()) };
     let model = Arc::clone(request.model());
     let checked = tokio::task::spawn_blocking(move || structure.check(&model)).await;
@@ -100,8 +112,9 @@ fn parse_and_tokenize(
     let served = api.served(&draw_seed);
     let body = parse_object(bytes)?;
     let mut request = match endpoint {
-        Endpoint::Chat => parse_chat(body, &served)?,
         Endpoint::Completions => parse_completion(body, &served)?,
+        // A response's conversation is put together before it comes here.
+        Endpoint::Chat | Endpoint::Responses => parse_chat(body, &served)?,
     };
     request.restrict(grant)?;
     let prompts = tokenize_request(&mut request)?;
@@ -109,11 +122,12 @@ fn parse_and_tokenize(
     Ok((request, prompts))
 }
 
-fn reply_head(endpoint: Endpoint, model: &ModelEntry, stream: bool) -> ReplyHead {
+pub(super) fn reply_head(endpoint: Endpoint, model: &ModelEntry, stream: bool) -> ReplyHead {
     let (prefix, object) = match (endpoint, stream) {
-        (Endpoint::Chat, false) => ("chatcmpl", "chat.completion"),
-        (Endpoint::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
-        (Endpoint::Completions, _) => ("cmpl", "text_completion"),
+        (Endpoint::Chat, false) => ("chatcmpl-", "chat.completion"),
+        (Endpoint::Chat, true) => ("chatcmpl-", "chat.completion.chunk"),
+        (Endpoint::Completions, _) => ("cmpl-", "text_completion"),
+        (Endpoint::Responses, _) => ("resp_", "response"),
     };
     let mut system_fingerprint = "fp_".to_owned();
     for byte in model.fingerprint.iter().take(6) {
@@ -121,7 +135,7 @@ fn reply_head(endpoint: Endpoint, model: &ModelEntry, stream: bool) -> ReplyHead
         let _ = write!(system_fingerprint, "{byte:02x}");
     }
     ReplyHead {
-        id: format!("{prefix}-{}", headers::fresh_id()),
+        id: format!("{prefix}{}", headers::fresh_id()),
         object,
         created: headers::unix_seconds(),
         model: model.name.clone(),

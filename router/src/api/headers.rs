@@ -1,4 +1,4 @@
-//! What comes and goes beside the body: ids, trace context, the worker's name.
+//! What comes and goes beside the body: ids, the worker's name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,7 +10,6 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
-const TRACEPARENT_BYTES: usize = 55;
 
 /// Name of the worker that serves a request.
 pub(super) const WORKER: HeaderName = HeaderName::from_static("x-thalweg-worker");
@@ -21,12 +20,7 @@ pub(super) struct RequestId(pub(super) String);
 
 /// Reads x-request-id or draws one, and puts it on the reply.
 pub(super) async fn request_id(mut request: Request, next: Next) -> Response {
-    let id = request
-        .headers()
-        .get(REQUEST_ID)
-        .and_then(|value| value.to_str().ok())
-        .filter(|id| is_sound_id(id))
-        .map_or_else(fresh_id, str::to_owned);
+    let id = id_of(request.headers());
     let header = HeaderValue::from_str(&id);
     request.extensions_mut().insert(RequestId(id));
     let mut response = next.run(request).await;
@@ -36,27 +30,15 @@ pub(super) async fn request_id(mut request: Request, next: Next) -> Response {
     response
 }
 
+/// The client's own id, if it is sound, or one of ours.
+pub(super) fn id_of(headers: &HeaderMap) -> String {
+    let sent = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    sent.filter(|id| is_sound_id(id)).map_or_else(fresh_id, str::to_owned)
+}
+
 /// 128 random bits. Workers know requests by ids of ours, since two clients may send the same one.
 pub(super) fn fresh_id() -> String {
     format!("{:032x}", rand::random::<u128>())
-}
-
-/// W3C trace context to hand on, empty if the client sent none that is sound.
-pub(super) fn traceparent(headers: &HeaderMap) -> String {
-    let value = headers.get("traceparent").and_then(|v| v.to_str().ok()).unwrap_or_default();
-    if is_sound_trace(value) { value.to_owned() } else { String::new() }
-}
-
-/// `00-<32 hex digits>-<16>-<2>`: neither id is zero, and no version is ff.
-fn is_sound_trace(value: &str) -> bool {
-    let is_hex = |part: &str| part.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    let is_id = |part: &str| is_hex(part) && part.bytes().any(|b| b != b'0');
-    let parts: Vec<_> = value.split('-').collect();
-    let [version, trace, parent, flags] = parts.as_slice() else { return false };
-    value.len() == TRACEPARENT_BYTES
-        && [version.len(), trace.len(), parent.len()] == [2, 32, 16]
-        && (is_hex(version) && *version != "ff" && is_hex(flags))
-        && (is_id(trace) && is_id(parent))
 }
 
 pub(super) fn unix_seconds() -> u64 {
@@ -101,22 +83,5 @@ mod tests {
         check("ž", false);
         check(&"x".repeat(128), true);
         check(&"x".repeat(129), false);
-    }
-
-    #[test]
-    fn trace_context_is_checked() {
-        let check = |value: &str, expected: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert("traceparent", HeaderValue::from_str(value).unwrap());
-            assert_eq!(traceparent(&headers), expected);
-        };
-        let sound = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        check(sound, sound);
-        check("00-zz", "");
-        check(&sound.to_uppercase(), "");
-        check("ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "");
-        check("00-00000000000000000000000000000000-b7ad6b7169203331-01", "");
-        check("00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01", "");
-        check("00-0af7651916cd43dd8448eb211c80319cb7-ad6b7169203331-01", "");
     }
 }

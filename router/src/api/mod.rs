@@ -1,11 +1,13 @@
 //! The HTTP surface: OpenAI's endpoints, vLLM's extensions, health and metrics.
 
 mod answer;
+mod asked;
 mod body;
 mod cors;
 mod embeddings;
 mod error;
 mod generate;
+pub(crate) mod grpc;
 mod headers;
 mod health;
 mod message;
@@ -13,12 +15,14 @@ pub(crate) mod metrics;
 mod models;
 mod openapi;
 mod pool;
+mod responses;
 mod script;
 pub(crate) mod server;
 mod session;
 pub(crate) mod stall_guard;
 mod stream;
 mod tokens;
+mod trace;
 mod whole;
 
 use std::sync::Arc;
@@ -44,22 +48,37 @@ pub(crate) struct Api {
     seeds: headers::Seeds,
 }
 
-/// Every route, with the layers around them.
-pub fn routes(state: Arc<RouterState>) -> Router {
+/// What HTTP and gRPC have in common.
+pub(crate) struct Opened {
+    api: Arc<Api>,
+    door: Arc<Door>,
+}
+
+/// Makes what all requests share; once for each router.
+pub(crate) fn open(state: Arc<RouterState>) -> Opened {
     let api = Arc::new(Api {
         metrics: Arc::new(state.metrics.register(ApiMetrics::register)),
         pool: BlockingPool::default(),
         seeds: headers::Seeds::new(state.config.router_seed),
         router: state,
     });
-    let surface = &api.router.config.surface;
-    let door = |registry: &mut _| Door::new(Arc::clone(&api.router.keys), surface.metrics_public, registry);
+    let metrics_public = api.router.config.surface.metrics_public;
+    let door = |registry: &mut _| Door::new(Arc::clone(&api.router.keys), metrics_public, registry);
     let door = Arc::new(api.router.metrics.register(door));
-    let cors = cors::layer(surface);
+    Opened { api, door }
+}
+
+/// Every route, with the layers around them.
+pub(crate) fn routes(opened: &Opened) -> Router {
+    let (api, door) = (Arc::clone(&opened.api), Arc::clone(&opened.door));
+    let cors = cors::layer(&api.router.config.surface);
     let routes = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
         .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/tokenize", post(tokens::tokenize))

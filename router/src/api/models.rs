@@ -16,13 +16,18 @@ use super::Api;
 use super::error::ApiError;
 
 pub(super) async fn list(State(api): State<Arc<Api>>) -> Json<Value> {
+    Json(all(&api).await)
+}
+
+/// OpenAI's list of what is served.
+pub(super) async fn all(api: &Api) -> Value {
     let any = || match api.router.models.list() {
         models if models.is_empty() => Err(RouterError::new(ErrorCode::Unavailable, "no model is known")),
         models => Ok(models),
     };
     let models = api.router.once_acquainted(|| ready(any())).await.unwrap_or_default();
     let models: Vec<_> = models.iter().map(|m| card(m)).collect();
-    Json(json!({"object": "list", "data": models}))
+    json!({"object": "list", "data": models})
 }
 
 pub(super) async fn one(

@@ -4,20 +4,23 @@ use crate::output::choice::{Piece, TokenInfo};
 use crate::output::logprobs::{ChatLogprobs, CompletionLogprobs};
 use crate::request::Endpoint;
 use crate::sse::chunk::{ChunkChoice, ChunkWriter, json};
+use crate::usage::Usage;
 
 use super::session::Session;
 
 /// The chunks of one stream: per choice an opening where there is one, text, and the finish; then usage.
-pub(super) struct Script {
+pub(super) struct ChunkScript {
     writer: ChunkWriter,
     opened: Vec<bool>,
+    include_usage: bool,
 }
 
-impl Script {
+impl ChunkScript {
     pub(super) fn new(session: &Session) -> Self {
         let request = &session.request;
-        let writer = ChunkWriter::new(request.endpoint(), &session.head, request.reply().include_usage);
-        Self { writer, opened: vec![false; session.assembly.choices()] }
+        let include_usage = request.reply().include_usage;
+        let writer = ChunkWriter::new(request.endpoint(), &session.head, include_usage);
+        Self { writer, opened: vec![false; session.assembly.choices()], include_usage }
     }
 
     pub(super) fn piece(&mut self, session: &Session, piece: &Piece, out: &mut Vec<u8>) {
@@ -49,9 +52,9 @@ impl Script {
         }
     }
 
-    pub(super) fn end(&self, session: &Session, out: &mut Vec<u8>) {
-        if session.request.reply().include_usage {
-            self.writer.usage(out, &session.assembly.usage());
+    pub(super) fn end(&self, usage: &Usage, out: &mut Vec<u8>) {
+        if self.include_usage {
+            self.writer.usage(out, usage);
         }
     }
 
@@ -59,7 +62,7 @@ impl Script {
         let options = session.request.reply();
         let prompt = session.assembly.prompt_of(index);
         let prompt_token_ids = options.return_token_ids.then(|| session.assembly.prompt_ids(prompt));
-        if session.request.endpoint() == Endpoint::Chat {
+        if session.request.endpoint().is_chat() {
             self.writer.role(out, index, prompt_token_ids);
             return;
         }
@@ -86,7 +89,7 @@ fn logprobs(session: &Session, tokens: &[TokenInfo], are_prompt: bool) -> Option
     let tokenizer = &session.request.model().tokenizer;
     let mut out = Vec::new();
     match session.request.endpoint() {
-        Endpoint::Chat => json(&mut out, &ChatLogprobs::new(tokenizer, tokens)),
+        Endpoint::Chat | Endpoint::Responses => json(&mut out, &ChatLogprobs::new(tokenizer, tokens)),
         Endpoint::Completions => {
             json(&mut out, &CompletionLogprobs::new(tokenizer, tokens, count, are_prompt))
         }

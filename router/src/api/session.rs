@@ -7,7 +7,6 @@ use thalweg_proto::ids::WorkerId;
 use thalweg_proto::v1;
 use tokio::time::Instant;
 
-use crate::auth::Grant;
 use crate::dispatch::{ChoiceEnder, Tokenized};
 use crate::error::RouterError;
 use crate::output::Assembly;
@@ -19,6 +18,7 @@ use crate::usage::{Outcome, UsageRecord};
 
 use super::Api;
 use super::answer::{Answer, Event};
+use super::asked::Asked;
 
 /// A request that runs. Dropping it cancels it down to the worker's KV blocks and writes its record.
 pub(super) struct Session {
@@ -36,15 +36,18 @@ impl Session {
     /// Takes what was parsed and tokenised to the workers, at the first call of `next`.
     pub(super) fn new(
         api: &Api,
-        grant: &Grant,
+        asked: &Asked,
         request: ValidRequest,
         prompts: &[TokenizedPrompt],
         head: ReplyHead,
-        traceparent: &str,
         record: UsageRecord,
     ) -> Self {
-        let longest = api.router.config.timeouts.request_timeout;
-        let deadline = Instant::now() + grant.duration_max.map_or(longest, |own| own.min(longest));
+        let grant = &*asked.grant;
+        let mut longest = api.router.config.timeouts.request_timeout;
+        for own in [grant.duration_max, asked.patience].into_iter().flatten() {
+            longest = longest.min(own);
+        }
+        let deadline = Instant::now() + longest;
         let tenant_limit = api.router.tenant_limit(grant);
         let grammar = request.structure().map(|structure| Arc::new(structure.wire()));
         let tokenized = |(at, prompt): (usize, &TokenizedPrompt)| Tokenized {
@@ -60,7 +63,8 @@ impl Session {
             scope: v1::CacheScope { scope: grant.scope().to_owned(), salt: request.cache_salt().to_owned() },
             priority: request.priority(),
             deadline,
-            traceparent: traceparent.to_owned(),
+            traceparent: asked.trace.parent.clone(),
+            tracestate: asked.trace.state.clone(),
         };
         let requests = prompts.iter().enumerate().map(tokenized).collect();
         let answer = Answer::new(&api.router.dispatcher, requests, None);

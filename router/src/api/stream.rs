@@ -17,11 +17,13 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 use crate::error::RouterError;
 use crate::output::choice::Piece;
 use crate::sse::chunk::{DONE, KEEP_ALIVE, error_event};
+use crate::usage::Usage;
 
 use super::Api;
 use super::error::ApiError;
 use super::generate::name_worker;
-use super::script::Script;
+use super::responses::ResponseScript;
+use super::script::ChunkScript;
 use super::session::Session;
 
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -31,9 +33,9 @@ const FRAME_BYTES: usize = 16 << 10;
 
 /// Answers once the first output has come, so that what fails before gets its own status; if that takes long, headers
 /// go first.
-pub(super) async fn respond(api: &Api, session: Session) -> Result<Response, ApiError> {
+pub(super) async fn respond(api: &Api, session: Session, script: Script) -> Result<Response, ApiError> {
     let keep_alive = api.router.config.timeouts.sse_keep_alive;
-    let mut events = Events::new(session, keep_alive);
+    let mut events = Events::new(session, script, keep_alive);
     let first = match timeout(header_patience(keep_alive), events.first()).await {
         Ok(first) => Some(first?),
         Err(_) => None,
@@ -58,74 +60,127 @@ fn header_patience(keep_alive: Duration) -> Duration {
     if keep_alive.is_zero() { LONGEST } else { (keep_alive / 4).min(LONGEST) }
 }
 
+/// In whose words a stream speaks.
+pub(super) enum Script {
+    /// Chunks of OpenAI's chats and completions.
+    Chunks(ChunkScript),
+    /// Events of a response.
+    Response(Box<ResponseScript>),
+}
+
+impl Script {
+    fn piece(&mut self, session: &Session, piece: &Piece, out: &mut Vec<u8>) {
+        match self {
+            Self::Chunks(script) => script.piece(session, piece, out),
+            Self::Response(script) => {
+                script.piece(session, piece);
+                script.take_into(out);
+            }
+        }
+    }
+
+    async fn end(&mut self, usage: Usage, out: &mut Vec<u8>) {
+        match self {
+            Self::Chunks(script) => {
+                script.end(&usage, out);
+                out.extend_from_slice(DONE);
+            }
+            Self::Response(script) => {
+                script.finish(usage).await;
+                script.take_into(out);
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &RouterError, out: &mut Vec<u8>) {
+        match self {
+            Self::Chunks(_) => error_event(out, error),
+            Self::Response(script) => {
+                script.fail(error);
+                script.take_into(out);
+            }
+        }
+    }
+}
+
 /// The events of one stream, as bytes.
-struct Events {
+pub(super) struct Events {
     session: Session,
     script: Script,
     pieces: Vec<Piece>,
     out: Vec<u8>,
     silence: Silence,
+    /// Why it ends early, until that is told.
+    failure: Option<RouterError>,
     ended: bool,
 }
 
 impl Events {
-    fn new(session: Session, keep_alive: Duration) -> Self {
-        let script = Script::new(&session);
+    /// Without `keep_alive` silence is not broken.
+    pub(super) fn new(session: Session, script: Script, keep_alive: Duration) -> Self {
         let silence = Silence::new(keep_alive);
-        Self { session, script, pieces: Vec::new(), out: Vec::new(), silence, ended: false }
+        let (pieces, out) = (Vec::new(), Vec::new());
+        Self { session, script, pieces, out, silence, failure: None, ended: false }
     }
 
     /// The first output, or the error that came instead.
     async fn first(&mut self) -> Result<Bytes, RouterError> {
         while self.out.is_empty() {
             let more = self.session.next(&mut self.pieces).await?;
-            self.write(more);
+            self.write(more).await;
         }
         Ok(self.take())
     }
 
     fn into_stream(self) -> impl Stream<Item = Bytes> {
         stream::unfold(self, |mut events| async move {
-            let bytes = events.next().await?;
+            let bytes = match events.next().await? {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    events.script.fail(&error, &mut events.out);
+                    events.take()
+                }
+            };
             Some((bytes, events))
         })
     }
 
-    async fn next(&mut self) -> Option<Bytes> {
+    /// What has come to be sent, or why nothing more will; None behind the end.
+    pub(super) async fn next(&mut self) -> Option<Result<Bytes, RouterError>> {
         while self.out.is_empty() {
             if self.ended {
-                return None;
+                return self.failure.take().map(Err);
             }
             tokio::select! {
                 biased;
-                more = self.session.next(&mut self.pieces) => self.step(more),
+                more = self.session.next(&mut self.pieces) => self.step(more).await,
                 () = self.silence.broken() => self.out.extend_from_slice(KEEP_ALIVE),
             }
         }
         while !self.ended && self.out.len() < FRAME_BYTES {
             let Some(more) = self.session.next(&mut self.pieces).now_or_never() else { break };
-            self.step(more);
+            self.step(more).await;
         }
-        Some(self.take())
+        Some(Ok(self.take()))
     }
 
-    fn step(&mut self, more: Result<bool, RouterError>) {
+    async fn step(&mut self, more: Result<bool, RouterError>) {
         match more {
-            Ok(more) => self.write(more),
+            Ok(more) => self.write(more).await,
             Err(error) => {
-                error_event(&mut self.out, &error);
+                self.failure = Some(error);
                 self.ended = true;
             }
         }
     }
 
-    fn write(&mut self, more: bool) {
+    async fn write(&mut self, more: bool) {
         for piece in self.pieces.drain(..) {
             self.script.piece(&self.session, &piece, &mut self.out);
         }
         if !more {
-            self.script.end(&self.session, &mut self.out);
-            self.out.extend_from_slice(DONE);
+            let usage = self.session.assembly.usage();
+            self.script.end(usage, &mut self.out).await;
             self.ended = true;
         }
     }

@@ -5,10 +5,10 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::error::RouterError;
 use crate::output::choice::{Finish, Piece, StopReason, TokenInfo};
 use crate::output::logprobs::{ChatLogprobs, CompletionLogprobs, prompt_logprobs};
-use crate::request::Endpoint;
-use crate::sse::chunk::ReplyHead;
+use crate::sse::chunk::{ReplyHead, json};
 use crate::usage::Usage;
 
 use super::Api;
@@ -19,6 +19,26 @@ use super::session::Session;
 
 /// Waits for every choice and answers.
 pub(super) async fn respond(api: &Api, mut session: Session) -> Result<Response, ApiError> {
+    let choices = collect(&mut session).await?;
+    let mut response = json_reply(&reply(&session, choices));
+    name_worker(api, response.headers_mut(), session.worker.as_ref());
+    Ok(response)
+}
+
+/// The same as bytes.
+pub(super) async fn bytes(session: &mut Session) -> Result<Vec<u8>, RouterError> {
+    let choices = collect(session).await?;
+    let mut out = Vec::new();
+    json(&mut out, &reply(session, choices));
+    Ok(out)
+}
+
+/// A reply in JSON.
+pub(super) fn json_reply(reply: &impl Serialize) -> Response {
+    Json(reply).into_response()
+}
+
+async fn collect(session: &mut Session) -> Result<Vec<Collected>, RouterError> {
     let mut choices: Vec<_> = (0..session.assembly.choices()).map(|_| Collected::default()).collect();
     let mut pieces = Vec::new();
     while session.next(&mut pieces).await? {
@@ -26,9 +46,7 @@ pub(super) async fn respond(api: &Api, mut session: Session) -> Result<Response,
             choices[piece.choice].add(piece);
         }
     }
-    let mut response = Json(reply(&session, choices)).into_response();
-    name_worker(api, response.headers_mut(), session.worker.as_ref());
-    Ok(response)
+    Ok(choices)
 }
 
 /// What has come of one choice.
@@ -96,7 +114,7 @@ enum Logprobs {
 }
 
 fn reply(session: &Session, choices: Vec<Collected>) -> Reply<'_> {
-    let is_chat = session.request.endpoint() == Endpoint::Chat;
+    let is_chat = session.request.endpoint().is_chat();
     let choices = choices.into_iter().enumerate();
     Reply {
         head: &session.head,

@@ -31,12 +31,20 @@ impl Door {
         Self { keys, public, refused }
     }
 
-    /// What the request may do; None: nothing.
-    fn grant(&self, request: &Request) -> Option<Arc<Grant>> {
+    /// What a request with these headers may do; None: nothing, which is counted.
+    pub(crate) fn admit(&self, headers: &HeaderMap) -> Option<Arc<Grant>> {
+        let grant = self.grant(headers);
+        if grant.is_none() {
+            self.refused.inc();
+        }
+        grant
+    }
+
+    fn grant(&self, headers: &HeaderMap) -> Option<Arc<Grant>> {
         if let Some(open) = self.keys.open() {
             return Some(Arc::clone(open));
         }
-        shown(request.headers()).and_then(|key| self.keys.find(key))
+        shown(headers).and_then(|key| self.keys.find(key))
     }
 
     fn is_public(&self, request: &Request) -> bool {
@@ -47,7 +55,7 @@ impl Door {
 
 /// Lets through what shows a key, which goes no further than here; a reply that says what is missing to all others.
 pub(crate) async fn guard(State(door): State<Arc<Door>>, mut request: Request, next: Next) -> Response {
-    let grant = door.grant(&request);
+    let grant = door.grant(request.headers());
     if let Some(grant) = grant {
         request.extensions_mut().insert(grant);
     } else if !door.is_public(&request) {

@@ -1,11 +1,14 @@
 //! Settings of a router: one struct from which flags, environment and files derive.
 
+pub mod grpc;
+pub mod responses;
 pub mod seconds;
 pub mod surface;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use thalweg_cache_index::RedisConfig;
 use thalweg_proto::trust::TrustConfig;
 use thalweg_proto::value::{self, BYTES_MAX, SECONDS_MAX, SECONDS_MIN};
 
@@ -14,6 +17,8 @@ use crate::policy::Policy;
 
 /// Most tokens of a limit, so that sums of them can be counted.
 const TOKENS_MAX: u64 = 1_000_000_000_000;
+pub use grpc::Grpc;
+pub use responses::Responses;
 pub use surface::{API_KEY_VARIABLE, Surface};
 
 /// Everything that can be set. Durations are given in seconds.
@@ -54,6 +59,14 @@ pub struct RouterConfig {
     #[command(flatten)]
     pub surface: Surface,
 
+    /// What is kept for later requests
+    #[command(flatten)]
+    pub responses: Responses,
+
+    /// The same inference over gRPC
+    #[command(flatten)]
+    pub grpc: Grpc,
+
     /// Tell clients the worker's name in the x-thalweg-worker header
     #[arg(long, env = "THALWEG_WORKER_HEADER", default_value_t = true, action = clap::ArgAction::Set)]
     pub worker_header: bool,
@@ -66,6 +79,11 @@ pub struct RouterConfig {
     #[arg(skip)]
     #[serde(skip)]
     pub trust: TrustConfig,
+
+    /// The Redis of the cache index, where there is one.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub index_redis: Option<RedisConfig>,
 }
 
 /// Bounds of everything that could grow.
@@ -267,6 +285,8 @@ mod tests {
         check(|c| c.limits.stream_buffer_bytes_max = 0, "stream-buffer-bytes-max");
         check(|c| c.timeouts.request_timeout = Duration::ZERO, "request-timeout");
         check(|c| c.limits.choices_max = 0, "choices-max");
+        check(|c| c.responses.response_ttl = Duration::ZERO, "response-ttl");
+        check(|c| c.responses.response_bytes_max = 0, "response-bytes-max");
         check(|c| c.limits.queue_requests_max = 0, "queue-requests-max");
         check(|c| c.limits.tenant_tokens_max = u64::MAX, "tenant-tokens-max");
         check(|c| c.timeouts.connect_timeout = Duration::ZERO, "connect-timeout");

@@ -111,6 +111,7 @@ impl Placed {
             booking: self.booking.number(),
             fingerprint: request.model.fingerprint.clone(),
             traceparent: request.traceparent.clone(),
+            tracestate: request.tracestate.clone(),
             channel: joined.map_or(0, Joined::number),
             grammar: request.grammar.as_deref().cloned(),
             pooling: request.embedding.map_or(0, |wanted| wanted.pooling),

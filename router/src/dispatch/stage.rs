@@ -46,8 +46,10 @@ pub struct Tokenized {
     pub priority: i32,
     /// When it is given up.
     pub deadline: Instant,
-    /// W3C trace context.
+    /// W3C trace context; empty where there is none.
     pub traceparent: String,
+    /// What vendors add to it.
+    pub tracestate: String,
 }
 
 /// With the keys of its prompt's blocks.

@@ -52,6 +52,12 @@ impl ChatLogprobs {
         };
         Self { content: tokens.iter().map(entry).collect() }
     }
+
+    /// An object for each token.
+    pub(crate) fn into_values(self) -> Vec<Value> {
+        // Texts and numbers always have a value.
+        self.content.iter().map(|token| serde_json::to_value(token).unwrap_or_default()).collect()
+    }
 }
 
 impl CompletionLogprobs {

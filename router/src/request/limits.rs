@@ -39,3 +39,10 @@ pub const CACHE_SALT_BYTES_MAX: usize = 256;
 /// JSON values in one body: each takes some 80 bytes once parsed, so that a body of ones and commas would take forty
 /// times its size.
 pub const JSON_VALUES_MAX: usize = 1 << 20;
+
+/// Entries of `metadata`, and characters of each, as OpenAI has them.
+pub const METADATA_ENTRIES_MAX: usize = 16;
+/// Characters of a key of `metadata`.
+pub const METADATA_KEY_CHARS_MAX: usize = 64;
+/// Characters of a value of `metadata`.
+pub const METADATA_VALUE_CHARS_MAX: usize = 512;

@@ -117,7 +117,7 @@ fn tool_calls(message: &mut Map<String, Value>, path: &str) -> Result<bool, Rout
 }
 
 /// Text parts, a line feed between them, as vLLM joins them.
-fn joined_text(parts: &[Value], path: &str) -> Result<String, RouterError> {
+pub(super) fn joined_text(parts: &[Value], path: &str) -> Result<String, RouterError> {
     let mut texts = Vec::with_capacity(parts.len());
     for (at, part) in parts.iter().enumerate() {
         match part {

@@ -9,6 +9,7 @@ mod json;
 pub mod limits;
 mod messages;
 mod prompts;
+pub(crate) mod responses;
 mod restrict;
 mod sampling;
 pub(crate) mod structured;
@@ -57,14 +58,22 @@ pub enum Endpoint {
     Chat,
     /// `POST /v1/completions`.
     Completions,
+    /// `POST /v1/responses`.
+    Responses,
 }
 
 impl Endpoint {
+    /// The prompt is a conversation, and the answer an assistant's.
+    pub(crate) fn is_chat(self) -> bool {
+        self != Self::Completions
+    }
+
     /// As metrics and records call it.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Chat => "chat",
             Self::Completions => "completions",
+            Self::Responses => "responses",
         }
     }
 }

@@ -15,7 +15,7 @@ fn parse(endpoint: Endpoint, body: &Value) -> Result<ValidRequest, RouterError> 
     let served = Served { models: &models, choices_max: 128, surface: &Surface::default(), draw_seed: &|| 7 };
     let object = parse_object(body.to_string().as_bytes())?;
     match endpoint {
-        Endpoint::Chat => parse_chat(object, &served),
+        Endpoint::Chat | Endpoint::Responses => parse_chat(object, &served),
         Endpoint::Completions => parse_completion(object, &served),
     }
 }
@@ -23,7 +23,9 @@ fn parse(endpoint: Endpoint, body: &Value) -> Result<ValidRequest, RouterError> 
 /// A sound body with some fields replaced; null takes a field out.
 fn with(endpoint: Endpoint, changes: Value) -> Value {
     let mut body = match endpoint {
-        Endpoint::Chat => json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}),
+        Endpoint::Chat | Endpoint::Responses => {
+            json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]})
+        }
         Endpoint::Completions => json!({"model": "tiny", "prompt": "hi"}),
     };
     for (name, value) in changes.as_object().expect("an object") {

@@ -72,7 +72,7 @@ impl ChunkWriter {
     pub(crate) fn text(&self, out: &mut Vec<u8>, choice: &ChunkChoice<'_>) {
         self.open(out, choice.index);
         match self.endpoint {
-            Endpoint::Chat => {
+            Endpoint::Chat | Endpoint::Responses => {
                 out.extend_from_slice(b"\"delta\":{\"content\":");
                 json(out, choice.text);
                 out.push(b'}');
@@ -101,7 +101,7 @@ impl ChunkWriter {
     pub(crate) fn finish(&self, out: &mut Vec<u8>, index: usize, reason: &str, stop_reason: &impl Serialize) {
         self.open(out, index);
         let empty: &[u8] = match self.endpoint {
-            Endpoint::Chat => b"\"delta\":{}",
+            Endpoint::Chat | Endpoint::Responses => b"\"delta\":{}",
             Endpoint::Completions => b"\"text\":\"\"",
         };
         out.extend_from_slice(empty);

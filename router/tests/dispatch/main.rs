@@ -86,6 +86,7 @@ impl Stage {
             priority: 0,
             deadline: Instant::now() + Duration::from_secs(60),
             traceparent: String::new(),
+            tracestate: String::new(),
         }
     }
 

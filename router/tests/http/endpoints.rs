@@ -110,3 +110,25 @@ async fn request_ids_come_back_and_workers_are_named() {
     let reply = silent.http.post(CHAT, &chat(json!({}))).await;
     assert_eq!((reply.status, reply.header("x-thalweg-worker")), (StatusCode::OK, None));
 }
+
+#[tokio::test]
+async fn trace_context_reaches_the_worker() {
+    let stage = stage().await;
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let send = async |parent: &str, state: &str| {
+        let headers = [("traceparent", parent), ("tracestate", state)];
+        let body = Bytes::from(chat(json!({})).to_string());
+        let reply = stage.http.send(Method::POST, CHAT, &headers, body).await.read().await;
+        assert_eq!(reply.status, StatusCode::OK, "{}", reply.text);
+        let seen = stage.worker.requests().pop().unwrap();
+        (seen.traceparent, seen.tracestate)
+    };
+    let check = async |sent: (&str, &str), expected: (&str, &str)| {
+        let (parent, state) = send(sent.0, sent.1).await;
+        assert_eq!((parent.as_str(), state.as_str()), expected);
+    };
+    check((parent, "rojo=1,congo=2"), (parent, "rojo=1,congo=2")).await;
+    // What is malformed is dropped, and the request is served.
+    check((parent, "rojo"), (parent, "")).await;
+    check(("00-zz", "rojo=1"), ("", "")).await;
+}

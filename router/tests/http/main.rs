@@ -12,11 +12,14 @@ mod connections;
 mod embeddings;
 mod endpoints;
 mod going_away;
+mod grpc;
+mod grpc_trust;
 mod logprobs;
 mod openapi;
 mod overload;
 mod reasoning;
 mod replies;
+mod responses;
 mod resume;
 mod streams;
 mod tools;
@@ -35,6 +38,7 @@ use thalweg_router::router::{Router, RunningRouter};
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 pub(crate) const EMBEDDINGS: &str = "/v1/embeddings";
+pub(crate) const RESPONSES: &str = "/v1/responses";
 
 /// One worker that serves `tiny`, and a router in front of it.
 pub(crate) struct Stage {

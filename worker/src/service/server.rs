@@ -80,6 +80,9 @@ impl GrpcListener {
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name("thalweg.v1.Worker")
+            .with_service_name("grpc.health.v1.Health")
+            .with_service_name("grpc.reflection.v1.ServerReflection")
             .build_v1()?;
         let worker = WorkerServer::new(service)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
