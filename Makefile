@@ -28,7 +28,7 @@ WITH_NVCC = NVCC="$$($(PYTHON) scripts/nvcc.py --find)"
 
 export THALWEG_TEST_MODELS ?= $(abspath $(MODELS))
 
-.PHONY: help up release test test-models services lint test-rust test-sdk test-long test-fuzz bench fmt kernels test-gpu-build test-gpu
+.PHONY: help up release test test-models services lint test-rust test-clients test-schemathesis test-lm-eval test-fuzz clients test-long bench fmt kernels test-gpu-build test-gpu
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -40,7 +40,7 @@ up: release $(filter $(SMOLLM2),$(MODEL)) ## Build, fetch the default model once
 release: ## The optimised binary
 	$(CARGO) build --release --locked
 
-test: lint test-rust test-fuzz test-sdk ## Everything that fits 25 minutes on 2 cores, cold build included
+test: lint test-rust test-fuzz test-clients ## Everything that fits 25 minutes on 2 cores, cold build included
 
 lint: kernels ## Format, clippy and documentation, warnings being errors, with and without CUDA
 	$(CARGO) fmt --all --check
@@ -55,9 +55,24 @@ test-rust: test-models services kernels ## Unit and integration tests
 	then set -x; $(WITH_NVCC) $(CARGO) nextest run --workspace $(CUDA) -E 'not test(/^cuda::/)'; \
 	else set -x; $(WITH_NVCC) $(CARGO) test --workspace $(CUDA) --no-fail-fast -- --skip cuda::; fi
 
-test-sdk: test-models $(VENV)/ready ## The openai Python SDK against a cluster on this machine
+# The short form of schemathesis comes with it: a few hundred cases, each quick.
+test-clients: test-models clients $(VENV)/schemathesis ## Real clients, Python's and Node's, against a cluster on this machine
 	$(WITH_NVCC) $(CARGO) test --workspace $(CUDA) --no-run
-	$(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/sdk --binary $(TARGET)/debug/thalweg --model $(SMOLLM2)
+	$(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/clients --binary $(TARGET)/debug/thalweg --model $(SMOLLM2) \
+	  --node "$$($(PYTHON) scripts/node.py --find)/node" --python-openai2 $(VENV)/openai2/bin/python
+	$(SCHEMATHESIS) --examples 25 --cases-min 100
+
+SCHEMATHESIS = $(VENV)/schemathesis/bin/python tests/clients/openapi/run.py --binary $(TARGET)/debug/thalweg --model $(SMOLLM2)
+
+test-schemathesis: test-models $(VENV)/schemathesis ## 2,000 requests made up from /openapi.json (SEEDS=)
+	$(WITH_NVCC) $(CARGO) build --workspace $(CUDA)
+	for seed in $(SEEDS); do $(SCHEMATHESIS) --examples 200 --phases coverage,fuzzing --cases-min 2000 --seed $$seed || exit 1; done
+
+test-lm-eval: test-models $(VENV)/lm_eval ## lm-evaluation-harness on two small tasks, to their end; installs some 700 MB
+	$(WITH_NVCC) $(CARGO) build --workspace $(CUDA)
+	$(VENV)/lm_eval/bin/python tests/clients/lm_eval/run.py --binary $(TARGET)/debug/thalweg --model $(SMOLLM2)
+
+clients: $(VENV)/clients-ready $(VENV)/openai2 tests/clients/node_modules ## What the tests of clients need
 
 # Coverage in our own crates alone, so that everything else is what the tests have built.
 test-fuzz: kernels ## Every fuzz target for FUZZ_SECONDS=, two at a time
@@ -112,4 +127,30 @@ $(TINY)/ready: $(addprefix tests/reference/,adapters.py tiny.py decoder.py famil
 $(VENV)/ready: scripts/requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+$(VENV)/clients-ready: tests/clients/requirements.txt $(VENV)/ready
+	$(UV) $(VENV)/bin/python -r $<
+	touch $@
+
+# Many packages: pip would take minutes.
+UV = $(VENV)/bin/uv pip install --quiet --python
+
+# Environments of their own: these want other versions than the rest.
+$(VENV)/openai2: tests/clients/openai2/requirements.txt | $(VENV)/ready
+	$(NEW_VENV)
+$(VENV)/schemathesis: tests/clients/openapi/requirements.txt | $(VENV)/ready
+	$(NEW_VENV)
+$(VENV)/lm_eval: tests/clients/lm_eval/requirements.txt | $(VENV)/ready
+	$(NEW_VENV)
+
+define NEW_VENV
+	$(PYTHON) -m venv $@
+	$(UV) $@/bin/python -r $< || { rm -rf $@; exit 1; }
+	touch $@
+endef
+
+tests/clients/node_modules: tests/clients/package-lock.json | $(VENV)/ready
+	$(VENV)/bin/python scripts/node.py --install
+	PATH="$$($(PYTHON) scripts/node.py --find):$$PATH" npm ci --prefix tests/clients --silent
 	touch $@

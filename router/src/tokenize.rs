@@ -196,6 +196,7 @@ fn over_context(prompt: &str, max_tokens: Option<u32>, context: usize) -> Router
             "shorten the prompt or lower max_tokens",
         ),
     };
-    let message = format!("the model's context is {context} tokens, but {what}; {advice}");
+    // Clients that do not read codes, LiteLLM for one, know the fault by these first words.
+    let message = format!("this model's maximum context length is {context} tokens, but {what}; {advice}");
     RouterError::new(ErrorCode::ContextLengthExceeded, message)
 }

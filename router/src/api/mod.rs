@@ -83,6 +83,7 @@ pub(crate) fn routes(opened: &Opened) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/tokenizer_info", get(tokens::info))
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
         .route("/metrics", get(health::metrics))

@@ -1,5 +1,6 @@
-//! `POST /tokenize` and `POST /detokenize`.
+//! `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`.
 
+use std::future::ready;
 use std::sync::Arc;
 
 use axum::Json;
@@ -8,6 +9,8 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use crate::error::RouterError;
+use crate::models::ModelEntry;
+use crate::request::common::find_model;
 use crate::request::{parse_detokenize, parse_object, parse_tokenize};
 use crate::router::RouterState;
 use crate::tokenize;
@@ -43,6 +46,32 @@ pub(super) async fn detokenize(
         Ok(json!({"prompt": request.model.tokenizer.decode(&request.tokens, false)}))
     };
     Ok(Json(in_pool(&api, bytes, work).await?))
+}
+
+/// What clients that tokenise by the two above need to know beside them, as vLLM tells it: of the first model, which those
+/// mean too where none is named.
+pub(super) async fn info(State(api): State<Arc<Api>>) -> Result<Json<Value>, ApiError> {
+    let first = || match api.router.models.list().first() {
+        Some(model) => Ok(Arc::clone(model)),
+        None => find_model("", &api.router.models),
+    };
+    let model = api.router.once_acquainted(|| ready(first())).await?;
+    Ok(Json(tokenizer_info(&model)))
+}
+
+fn tokenizer_info(model: &ModelEntry) -> Value {
+    let bundle = model.tokenizer.bundle();
+    let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id));
+    let eos = text(bundle.eos_ids.first().copied());
+    json!({
+        "model": model.name,
+        "bos_token": text(bundle.bos_id),
+        "eos_token": eos,
+        "pad_token": bundle.template_tokens.get("pad_token").or(eos.as_ref()),
+        "add_bos_token": bundle.add_bos,
+        "model_max_length": model.max_model_len,
+        "chat_template": model.template.as_ref().map(|template| template.source()),
+    })
 }
 
 /// Off the reactor, and again while the model may still become known.

@@ -67,6 +67,12 @@ impl ChatValues {
     pub(super) fn has_messages(&self) -> bool {
         self.messages.as_ref().is_some_and(|m| !m.is_null())
     }
+
+    /// Refuses what no chat could use.
+    pub(super) fn check(self, fields: &Fields<'_>) -> Result<(), RouterError> {
+        Tools::read(self.tools, fields)?;
+        template_kwargs(self.kwargs, fields).map(|_| ())
+    }
 }
 
 /// The chat of a request, for a model that has a template, and the tools that it may call.
@@ -79,13 +85,7 @@ pub(super) fn chat(
     let tools = Tools::read(values.tools, fields)?;
     tool_prompt::tell(&mut messages, &tools.definitions, model.dialect);
     tool_prompt::adapt(&mut messages, model.dialect);
-    let kwargs = match values.kwargs {
-        None | Some(Value::Null) => Value::Null,
-        Some(object @ Value::Object(_)) => object,
-        Some(_) => {
-            return Err(fields.error("chat_template_kwargs", "must be an object"));
-        }
-    };
+    let kwargs = template_kwargs(values.kwargs, fields)?;
     if model.template.is_none() {
         let message = format!(
             "the model `{}` has no chat template; start its workers with --chat-template FILE, or use /v1/completions",
@@ -96,6 +96,14 @@ pub(super) fn chat(
     let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
     let chat = Chat { messages, tools: tools.definitions.clone(), kwargs, add_generation_prompt };
     Ok((chat, tools))
+}
+
+fn template_kwargs(value: Option<Value>, fields: &Fields<'_>) -> Result<Value, RouterError> {
+    match value {
+        None | Some(Value::Null) => Ok(Value::Null),
+        Some(object @ Value::Object(_)) => Ok(object),
+        Some(_) => Err(fields.error("chat_template_kwargs", "must be an object")),
+    }
 }
 
 /// `max_completion_tokens` is the new name of `max_tokens`; given both they must agree.

@@ -84,11 +84,13 @@ impl<'a> Fields<'a> {
         holds: impl Fn(f32) -> bool,
     ) -> Result<Option<f32>, RouterError> {
         let Some(value) = self.typed(name, "a number", Value::as_f64)? else { return Ok(None) };
-        let single = value as f32;
-        if single.is_finite() && holds(single) {
-            return Ok(Some(single));
+        // What is above 0 stays there, as rules tell 0 from the rest.
+        let single = if value > 0.0 { (value as f32).max(f32::MIN_POSITIVE) } else { value as f32 };
+        match single.is_finite() && holds(single) {
+            true => Ok(Some(single)),
+            false if single.is_finite() => Err(self.error(name, format!("must be {rule}, not {value}"))),
+            false => Err(self.error(name, format!("must be {rule}, and fit 32 bits, not {value}"))),
         }
-        Err(self.error(name, format!("must be {rule}, not {value}")))
     }
 
     /// An error about a field: `message` continues a sentence that begins with its name.

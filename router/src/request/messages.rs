@@ -42,6 +42,10 @@ pub(super) fn messages(value: Option<Value>) -> Result<Value, RouterError> {
 
 fn normalise(message: &mut Map<String, Value>, path: &str) -> Result<(), RouterError> {
     let role = role(message, path)?;
+    let prefix = format!("{path}.");
+    for name in ["name", "tool_call_id"] {
+        Fields::within(message, &prefix).string(name)?;
+    }
     let tool_calls = tool_calls(message, path)?;
     let content = match message.remove("content") {
         Some(Value::String(text)) => Value::String(text),
@@ -101,11 +105,7 @@ fn tool_calls(message: &mut Map<String, Value>, path: &str) -> Result<bool, Rout
         return Err(invalid(path, message));
     };
     for (at, call) in calls.iter_mut().enumerate() {
-        let Some(function) = call.get_mut("function").and_then(Value::as_object_mut) else {
-            let path = format!("{path}[{at}].function");
-            let message = format!("`{path}` must be an object with `name` and `arguments`");
-            return Err(invalid(path, message));
-        };
+        let function = function_of(call, &format!("{path}[{at}]"))?;
         if let Some(Value::String(text)) = function.get("arguments")
             && let Ok(object @ Value::Object(_)) =
                 serde_json::from_str(if text.trim().is_empty() { "{}" } else { text })
@@ -114,6 +114,32 @@ fn tool_calls(message: &mut Map<String, Value>, path: &str) -> Result<bool, Rout
         }
     }
     Ok(true)
+}
+
+/// What a past call called, for which templates want a name.
+fn function_of<'a>(call: &'a mut Value, path: &str) -> Result<&'a mut Map<String, Value>, RouterError> {
+    let prefix = format!("{path}.");
+    if let Some(call) = call.as_object() {
+        let fields = Fields::within(call, &prefix);
+        fields.string("id")?;
+        if fields.string("type")?.is_some_and(|kind| kind != "function") {
+            return Err(fields.error("type", "must be \"function\""));
+        }
+    }
+    let path = format!("{path}.function");
+    let Some(function) = call.get_mut("function").and_then(Value::as_object_mut) else {
+        let message = format!("`{path}` must be an object with `name` and `arguments`");
+        return Err(invalid(path, message));
+    };
+    let prefix = format!("{path}.");
+    let fields = Fields::within(function, &prefix);
+    if fields.string("name")?.is_none_or(str::is_empty) {
+        return Err(fields.error("name", "is missing"));
+    }
+    if fields.get("arguments").is_some_and(|value| !value.is_string() && !value.is_object()) {
+        return Err(fields.error("arguments", "must be a JSON object, or its text"));
+    }
+    Ok(function)
 }
 
 /// Text parts, a line feed between them, as vLLM joins them.
@@ -214,6 +240,24 @@ mod tests {
         check_refused(json!([{"role": "user"}]), "messages[0].content", "missing");
         check_refused(json!([{"role": "assistant", "content": null}]), "messages[0].content", "tool_calls");
         check_refused(json!([{"role": "user", "content": 3}]), "messages[0].content", "number");
+        let calls = |call: Value| json!([{"role": "assistant", "tool_calls": [call]}]);
+        let function = "messages[0].tool_calls[0].function";
+        check_refused(calls(json!("f")), function, "object");
+        check_refused(calls(json!({"function": {}})), &format!("{function}.name"), "missing");
+        check_refused(calls(json!({"function": {"name": 1}})), &format!("{function}.name"), "a string");
+        let wrong = calls(json!({"function": {"name": "f", "arguments": [1]}}));
+        check_refused(wrong, &format!("{function}.arguments"), "object");
+        check_refused(
+            calls(json!({"type": "x", "function": {}})),
+            "messages[0].tool_calls[0].type",
+            "function",
+        );
+        check_refused(calls(json!({"id": 1, "function": {}})), "messages[0].tool_calls[0].id", "a string");
+        check_refused(
+            json!([{"role": "tool", "content": "x", "tool_call_id": 1}]),
+            "messages[0].tool_call_id",
+            "a string",
+        );
         let image = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]);
         check_refused(
             json!([{"role": "user", "content": image}]),

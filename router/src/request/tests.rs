@@ -61,7 +61,7 @@ fn sampling_fields_out_of_range_are_refused_by_name() {
         let check = |changes, param, part| check_refused(endpoint, changes, param, part);
         check(json!({"temperature": -0.1}), "temperature", "at least 0, not -0.1");
         check(json!({"temperature": "hot"}), "temperature", "must be a number, not a string");
-        check(json!({"temperature": 1e300}), "temperature", "at least 0");
+        check(json!({"temperature": 1e300}), "temperature", "at least 0, and fit 32 bits");
         check(json!({"top_p": 0}), "top_p", "above 0 and at most 1");
         check(json!({"top_p": 1.5}), "top_p", "1.5");
         check(json!({"top_k": -2}), "top_k", "at least -1");
@@ -293,6 +293,16 @@ fn what_is_over_the_context_is_refused_with_the_numbers() {
         512,
         "a chat may use all of it"
     );
+}
+
+#[test]
+fn what_is_above_zero_stays_above_it() {
+    let tiny = json!({"top_p": 1e-60, "repetition_penalty": 1e-300, "temperature": 1e-60, "min_p": 0.0});
+    let sampling = accepted(Endpoint::Chat, tiny).sampling().clone();
+    for value in [sampling.top_p, sampling.repetition_penalty, sampling.temperature] {
+        assert_eq!(value, f32::MIN_POSITIVE);
+    }
+    assert_eq!(sampling.min_p, 0.0);
 }
 
 #[test]

@@ -36,7 +36,12 @@ pub fn parse_tokenize(mut body: Map<String, Value>, models: &Models) -> Result<T
     let model = model_or_first(&fields, models)?;
     let bos = fields.boolean("add_special_tokens")?;
     let prompt = match (prompt, values.has_messages()) {
-        (Some(Value::String(text)), false) => Prompt::Text { text, bos: bos.unwrap_or(true) },
+        (Some(Value::String(text)), false) => {
+            // They mean nothing to a text, and are yet to be what they are said to be.
+            values.check(&fields)?;
+            fields.boolean("add_generation_prompt")?;
+            Prompt::Text { text, bos: bos.unwrap_or(true) }
+        }
         (Some(Value::String(_)), true) => {
             return Err(fields.error("prompt", "and `messages` exclude each other; send one of them"));
         }

@@ -23,6 +23,18 @@ async fn check(
     assert_eq!(next.status, StatusCode::OK, "the server does not go on serving: {}", next.text);
 }
 
+#[tokio::test]
+async fn a_prompt_over_the_context_is_known_by_the_words_that_clients_look_for() {
+    let stage = stage().await;
+    for body in
+        [completion(json!({"prompt": vec![97; 600]})), completion(json!({"prompt": "x ".repeat(9000)}))]
+    {
+        let error = stage.http.post(COMPLETIONS, &body).await.error();
+        let message = error["message"].as_str().unwrap();
+        assert!(message.starts_with("this model's maximum context length is 512 tokens"), "{message}");
+    }
+}
+
 fn check_error(reply: &Reply, status: u16, code: &str, param: Option<&str>) {
     let error = reply.error();
     assert_eq!(reply.status.as_u16(), status, "{error}");
@@ -66,6 +78,8 @@ async fn bad_bodies_are_refused_before_any_byte_of_a_stream() {
     bad("/tokenize", "[]", None).await;
     let long = format!("{{\"prompt\": \"{}\"}}", "a ".repeat((1 << 19) + 1));
     bad("/tokenize", long.leak(), Some("prompt")).await;
+    bad("/tokenize", "{\"prompt\": \"x\", \"tools\": [{\"function\": 3}]}", Some("tools[0]")).await;
+    bad("/tokenize", "{\"prompt\": \"x\", \"chat_template_kwargs\": 3}", Some("chat_template_kwargs")).await;
     bad("/detokenize", "{\"tokens\": [-1]}", Some("tokens[0]")).await;
 }
 

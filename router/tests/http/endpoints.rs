@@ -42,6 +42,12 @@ async fn texts_chats_and_ids_are_converted() {
         .json();
     let text = "<s><|im_start|>user\na<s><|im_end|>\n<|im_start|>assistant\n";
     let back = stage.http.post("/detokenize", &json!({"tokens": chat["tokens"]})).await.json();
+    let info = stage.http.get("/tokenizer_info").await.json();
+    assert_eq!((&info["model"], &info["model_max_length"]), (&json!("tiny"), &json!(512)));
+    assert!(info["chat_template"].as_str().is_some_and(|template| template.contains("messages")), "{info}");
+    let eos = info["eos_token"].as_str().expect("the bundle has an end");
+    let ids = json!({"prompt": eos, "add_special_tokens": false});
+    assert_eq!(stage.http.post("/tokenize", &ids).await.json()["count"], 1, "{eos} is one token");
     assert_eq!(back, json!({"prompt": text}));
     assert!(stage.worker.requests().is_empty());
 }

@@ -160,6 +160,7 @@ async fn replies_are_what_the_document_says() {
         check("Deleted", &deleted);
     }
     check("Model", &stage.http.get("/v1/models/tiny").await.json());
+    check("TokenizerInfo", &stage.http.get("/tokenizer_info").await.json());
     check("Ready", &stage.http.get("/ready").await.json());
     check("Error", &stage.http.post(CHAT, &json!({})).await.json());
     check("Error", &stage.http.get("/nowhere").await.json());
