@@ -15,6 +15,7 @@ use thalweg_cache_index::CacheIndex;
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use thalweg_proto::trust::TrustConfig;
 use thalweg_proto::{PROTOCOL, block_hash, v1};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -94,6 +95,7 @@ impl Worker {
             identity: Identity { worker_id: address.id.to_string(), epoch: epoch.0 },
             counters: metrics.events().clone(),
             channels: Channels::default(),
+            trial: Arc::new(Semaphore::new(1)),
             closing: closing.clone(),
             faults: faults.clone(),
         };

@@ -113,6 +113,7 @@ impl Placed {
             traceparent: request.traceparent.clone(),
             tracestate: request.tracestate.clone(),
             channel: joined.map_or(0, Joined::number),
+            on_trial: self.hashed.trial.is_some(),
             grammar: request.grammar.as_deref().cloned(),
             pooling: request.embedding.map_or(0, |wanted| wanted.pooling),
         }

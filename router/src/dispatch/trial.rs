@@ -85,18 +85,20 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Until no worker of the model has failed for a while.
+    /// Until no worker of the model has failed for a while, which is not the same for any two routers: they saw the same failure,
+    /// and one that fails next must be put down to one trial.
     async fn wait_for_calm(&self, hashed: &Hashed) -> Result<(), RouterError> {
         let (deadline, patience) = (hashed.request.deadline, Instant::now() + self.queue_timeout);
+        let calm = CALM + CALM.mul_f64(rand::random::<f64>() / 2.0);
         while let Some(failed) = self.workers.last_failure(&hashed.request.model.fingerprint) {
-            if failed.elapsed() >= CALM {
+            if failed.elapsed() >= calm {
                 break;
             }
-            if failed + CALM > patience {
+            if failed + calm > patience {
                 let message = "workers end abnormally again and again; try again later";
                 return Err(RouterError::new(ErrorCode::Unavailable, message).retry_after(RETRY_AFTER));
             }
-            timeout_at(deadline, sleep_until(failed + CALM)).await.map_err(|_| late(hashed))?;
+            timeout_at(deadline, sleep_until(failed + calm)).await.map_err(|_| late(hashed))?;
         }
         Ok(())
     }

@@ -32,6 +32,8 @@ async fn a_prompt_kills_three_workers_at_most_and_is_then_refused() {
         killed.sort();
         killed.dedup();
         assert_eq!(killed.len(), 3, "{killed:?}");
+        let on_trial: Vec<_> = stage.scene.seen().iter().map(|(_, request)| request.on_trial).collect();
+        assert_eq!(on_trial, [false, true, true], "workers tell other routers' suspects from it");
         let again = stage.spawn(poison(&stage)).await.unwrap().1.unwrap_err();
         assert_eq!(again.code, ErrorCode::WorkerCrashed);
         assert!(again.message.contains("refused"), "{again}");

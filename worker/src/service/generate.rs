@@ -5,12 +5,16 @@ use std::task::{Context, Poll, ready};
 
 use futures::Stream;
 use thalweg_proto::v1;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 
 use super::wire;
 use crate::engine::{EngineEvent, EngineStream, FinishReason, Refusal};
 use crate::metrics::{EventCounters, Outcome};
+
+/// Tokens after which a request is on trial no more: as many as acquit it at its router.
+const ACQUITTING_TOKENS: usize = 4;
 
 /// Pulled by the transport as the router reads: neither the engine nor a task ever waits for a send. What is not read
 /// yet is bounded by the request's max_tokens.
@@ -25,6 +29,13 @@ pub(crate) struct GenerateStream {
     ending: Ending,
     /// Its messages take another way; here is only its end.
     has_channel: bool,
+    trial: Option<Trial>,
+}
+
+/// No other request is on trial meanwhile.
+struct Trial {
+    _turn: OwnedSemaphorePermit,
+    tokens: usize,
 }
 
 /// What the stream keeps of its request.
@@ -33,6 +44,7 @@ pub(crate) struct StreamedRequest {
     pub(crate) first_token: u32,
     pub(crate) open: usize,
     pub(crate) has_channel: bool,
+    pub(crate) trial: Option<OwnedSemaphorePermit>,
 }
 
 /// Sees to it that a request is counted once, however it ends.
@@ -58,11 +70,11 @@ impl Drop for Ending {
 impl GenerateStream {
     pub(crate) fn new(
         events: EngineStream,
-        request: &StreamedRequest,
+        request: StreamedRequest,
         counters: EventCounters,
         closing: CancellationToken,
     ) -> Self {
-        let StreamedRequest { attempt_id, first_token, open, has_channel } = *request;
+        let StreamedRequest { attempt_id, first_token, open, has_channel, trial } = request;
         Self {
             events,
             attempt_id,
@@ -71,6 +83,7 @@ impl GenerateStream {
             closing: Box::pin(closing.cancelled_owned()),
             ending: Ending { finished: false, ran_to_end: false, failed: false, counters },
             has_channel,
+            trial: trial.map(|turn| Trial { _turn: turn, tokens: 0 }),
         }
     }
 
@@ -80,6 +93,11 @@ impl GenerateStream {
             self.ending.ran_to_end |= finish != FinishReason::Abort;
         }
         self.ending.finished = self.open == 0;
+        let tokens: usize = event.deltas.iter().map(|delta| delta.tokens.len()).sum();
+        self.trial.take_if(|trial| {
+            trial.tokens += tokens;
+            trial.tokens >= ACQUITTING_TOKENS
+        });
     }
 }
 

@@ -20,6 +20,7 @@ use thalweg_proto::code::ErrorCode;
 use thalweg_proto::ids::AttemptId;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_server::Worker;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -51,6 +52,8 @@ pub(crate) struct WorkerService {
     pub(crate) counters: EventCounters,
     /// Through which routers get many requests' messages at once.
     pub(crate) channels: Channels,
+    /// For the one request that is on trial.
+    pub(crate) trial: Arc<Semaphore>,
     /// Ends streams that have no end of their own.
     pub(crate) closing: CancellationToken,
     /// What a simulated worker does wrong.
@@ -147,6 +150,13 @@ impl WorkerService {
         if self.faults.as_ref().is_some_and(|faults| faults.now().refuse) {
             return Err(ErrorCode::Overloaded.status("the profile's faults refuse every request"));
         }
+        let trial = match request.on_trial.then(|| Arc::clone(&self.trial).try_acquire_owned()) {
+            Some(Err(_)) => {
+                return Err(ErrorCode::Overloaded.status("another request is on trial here; try elsewhere"));
+            }
+            Some(Ok(turn)) => Some(turn),
+            None => None,
+        };
         let channel = self.channel_for(&request);
         let grammar = request.grammar.take_if(|_| request.pooling == 0);
         let mut request = parse(request, &self.model)?;
@@ -159,16 +169,18 @@ impl WorkerService {
             first_token: request.prompt[0],
             open: request.choices.iter().filter(|c| !c.finished).count(),
             has_channel: channel.is_some(),
+            trial,
         };
         let events = self.engine.generate_to(request, channel).map_err(|refusal| wire::status(&refusal))?;
-        Ok(GenerateStream::new(events, &streamed, self.counters.clone(), self.closing.clone()))
+        Ok(GenerateStream::new(events, streamed, self.counters.clone(), self.closing.clone()))
     }
 
-    /// The channel that the request joins. Logprobs and embeddings are too long for it, and faults want a stream to spoil.
+    /// The channel that the request joins. Logprobs and embeddings are too long for it, faults want a stream to spoil, and of a
+    /// trial the stream must see the tokens.
     fn channel_for(&self, request: &v1::GenerateRequest) -> Option<Arc<EventChannel>> {
         let has_logprobs =
             request.sampling.as_ref().is_none_or(|s| s.logprobs.or(s.prompt_logprobs).is_some());
-        let is_short = !has_logprobs && request.pooling == 0;
+        let is_short = !has_logprobs && request.pooling == 0 && !request.on_trial;
         let is_spoilt = self.faults.as_ref().is_some_and(|faults| faults.now().spoil_streams());
         if is_short && !is_spoilt { self.channels.get(request.channel) } else { None }
     }

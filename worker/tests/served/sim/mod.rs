@@ -10,6 +10,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use thalweg_cache_index::MemoryIndex;
 use thalweg_model::tokenizer::{Specials, Tokenizer, TokenizerBundle};
+use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_client::WorkerClient;
 use thalweg_worker::worker::SharedModel;
@@ -84,6 +85,30 @@ async fn it_starts_at_once_and_says_what_it_is() {
     assert_ne!(other.model.fingerprint(), sim.model.fingerprint(), "what it says is its weights");
     let slower = Sim::load(FAST, "").await;
     assert_eq!(slower.model.fingerprint(), sim.model.fingerprint(), "its speed is not");
+    worker.shutdown(Duration::ZERO).await;
+}
+
+/// Whichever routers ask: a worker's end must be put down to one of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_request_is_on_trial_at_a_time() {
+    let (_sim, Fixture { worker, mut client }) = start("step: {base_seconds: 0.2}", "").await;
+    let ask = |attempt_id, on_trial| v1::GenerateRequest { attempt_id, on_trial, ..request(&[3; 20], 8) };
+    let mut first = client.generate(ask(1, true)).await.expect("nobody else is").into_inner();
+    let refused =
+        client.generate(ask(2, true)).await.map(drop).expect_err("the first has brought nothing yet");
+    assert_eq!(ErrorCode::of(&refused), ErrorCode::Overloaded, "{refused:?}");
+    client.generate(ask(3, false)).await.expect("who is not suspected is let in");
+    let mut tokens = 0;
+    while tokens < 4 {
+        let message = first.message().await.unwrap().expect("eight tokens");
+        tokens += message.deltas.iter().map(|delta| delta.token_ids.len()).sum::<usize>();
+    }
+    let second = client.generate(ask(4, true)).await.expect("the first is acquitted").into_inner();
+    drop(second);
+    let free = async || client.clone().generate(ask(5, true)).await.is_ok();
+    while !free().await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     worker.shutdown(Duration::ZERO).await;
 }
 
