@@ -89,7 +89,7 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
             || cause.is::<TrustError>()
             || matches!(
                 cause.downcast_ref(),
-                Some(RouterStartError::Config { .. } | RouterStartError::Trust(_))
+                Some(RouterStartError::Config { .. } | RouterStartError::NoKey | RouterStartError::Trust(_))
             )
             || matches!(cause.downcast_ref(), Some(StartError::Config { .. }))
             || matches!(cause.downcast_ref(), Some(LoadError::Plan { .. }))

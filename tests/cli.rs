@@ -196,7 +196,7 @@ type Refused<'a> = (&'a [&'a [&'a str]], &'a str, &'a [&'a str], &'a str);
 fn values_out_of_range_are_refused_by_name_and_range() {
     let long = "x".repeat(300);
     let labels = ["", " ", "a\nb", "a\u{7}b", " a", &long];
-    let table: [Refused<'_>; 61] = [
+    let table: [Refused<'_>; 62] = [
         (&[ROUTER, UP], "queue-timeout", TIME, "seconds from 0.001 to 31536000"),
         (&[ROUTER], "request-timeout", TIME, "seconds from 0.001"),
         (&[ROUTER], "client-stall-timeout", TIME, "seconds from 0.001"),
@@ -205,6 +205,7 @@ fn values_out_of_range_are_refused_by_name_and_range() {
         (&[ROUTER], "drain-delay", TIME_FROM_0, "seconds from 0"),
         (&[ROUTER, WORKER, UP], "drain-timeout", TIME_FROM_0, "seconds from 0"),
         (&[ROUTER], "body-bytes-max", WHOLE, "from 1 to 1099511627776"),
+        (&[ROUTER], "body-buffer-bytes-max", WHOLE, "from 1 to 1099511627776"),
         (&[ROUTER], "queue-requests-max", WHOLE, "from 1 to 1000000"),
         (&[ROUTER], "queue-tokens-max", WHOLE, "from 1 to 1000000000000"),
         (&[ROUTER], "tenant-requests-max", WHOLE, "from 1 to 1000000"),

@@ -194,6 +194,23 @@ async fn a_peer_that_says_nothing_holds_up_nobody() {
     tokio::time::timeout(Duration::from_secs(3), scene.ask(&good)).await.expect("in time").expect("let in");
 }
 
+/// Also without encryption: a server would wait for the rest of the preface without end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_never_speaks_http2_is_left() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let scene = Scene::start(|config, _| *config = TrustConfig::default()).await;
+    for said in ["", "PRI * HTTP/2.0"] {
+        let mut peer = tokio::net::TcpStream::connect(scene.address).await.expect("accepted");
+        peer.write_all(said.as_bytes()).await.expect("a connection");
+        let end = tokio::time::timeout(Duration::from_secs(60), peer.read(&mut [0; 64]))
+            .await
+            .expect("not for ever");
+        assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
+    }
+    scene.ask(&TrustConfig::default()).await.expect("let in");
+}
+
 #[test]
 fn files_that_are_of_no_use_are_named() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -89,6 +89,12 @@ pub enum RouterStartError {
     /// Certificates or tokens are of no use.
     #[error(transparent)]
     Trust(#[from] thalweg_proto::trust::TrustError),
+    /// The variable of API keys is set and holds none.
+    #[error(
+        "{} is set but holds no key: give it one, or unset it to let everybody in",
+        crate::config::API_KEY_VARIABLE
+    )]
+    NoKey,
     /// A value of the configuration contradicts another or itself.
     #[error("--{option}: {reason}")]
     Config {

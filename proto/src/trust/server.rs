@@ -20,6 +20,10 @@ use super::{ServerStream, TlsFiles, TokenGuard, TrustConfig, TrustError};
 
 /// What a peer gets to prove itself.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// `PRI * HTTP/2.0` and what belongs to it.
+const PREFACE_BYTES: usize = 24;
+/// Between looks at a preface that has come in part, which honest peers send at once.
+const PREFACE_POLL: Duration = Duration::from_millis(10);
 /// Handshakes at a time; further connections wait in the listener's backlog.
 const HANDSHAKES_MAX: usize = 256;
 /// Connections that are ready and not yet served; further handshakes wait.
@@ -105,7 +109,10 @@ impl Newcomer {
     async fn admit(self, config: Option<Arc<ServerConfig>>, ready: Ready, refusals: Arc<Refusals>) {
         let peer = self.peer;
         let stream = match config {
-            None => ServerStream::Plain(self.stream),
+            None => match timeout(HANDSHAKE_TIMEOUT, preface(&self.stream)).await {
+                Ok(Ok(())) => ServerStream::Plain(self.stream),
+                _ => return tracing::debug!(%peer, "a peer did not begin to speak HTTP/2 in time"),
+            },
             Some(config) => {
                 let handshake = TlsAcceptor::from(config).accept(self.stream);
                 match timeout(HANDSHAKE_TIMEOUT, handshake).await {
@@ -119,6 +126,18 @@ impl Newcomer {
         };
         // Nobody serves any more: the connection is dropped.
         let _ = ready.send(Ok(stream)).await;
+    }
+}
+
+/// Until as many bytes are there as HTTP/2 begins with: a server would wait for them without end.
+async fn preface(stream: &TcpStream) -> std::io::Result<()> {
+    let mut bytes = [0; PREFACE_BYTES];
+    loop {
+        match stream.peek(&mut bytes).await? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            PREFACE_BYTES => return Ok(()),
+            _ => sleep(PREFACE_POLL).await,
+        }
     }
 }
 

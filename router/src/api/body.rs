@@ -1,5 +1,6 @@
 //! Reading a request body within its limits.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -10,25 +11,76 @@ use http_body_util::BodyExt;
 use thalweg_proto::code::ErrorCode;
 use tokio::time::{Instant, timeout_at};
 
-use crate::config::RouterConfig;
 use crate::error::RouterError;
+
+use super::Api;
 
 /// A body that comes slower than this, in bytes a second, has the time that a client may stall for, and no more.
 const BYTES_PER_SECOND_MIN: usize = 64 << 10;
 
+/// After so long bodies that came before have mostly been read.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Room for the bodies that come in, all of them together: each may be as large as one may be, and stay away for as long as a
+/// client may stall.
+pub(super) struct BodyRoom {
+    bytes_max: usize,
+    taken: AtomicUsize,
+}
+
+/// What one body takes of it.
+struct Share<'a> {
+    room: &'a BodyRoom,
+    bytes: usize,
+}
+
+impl BodyRoom {
+    pub(super) fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, taken: AtomicUsize::new(0) }
+    }
+}
+
+impl Share<'_> {
+    fn grow(&mut self, bytes: usize) -> Result<(), RouterError> {
+        let BodyRoom { bytes_max, taken } = self.room;
+        let fits = |taken: usize| taken.checked_add(bytes).filter(|all| all <= bytes_max);
+        if taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
+            self.bytes += bytes;
+            return Ok(());
+        }
+        let message = format!(
+            "request bodies that have come in part take {bytes_max} bytes, the most that they may; try again"
+        );
+        Err(RouterError::new(ErrorCode::Overloaded, message).retry_after(RETRY_AFTER))
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.room.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// The whole body; a 413 as soon as it is known to be over the limit. A client that sends nothing for as long as one
 /// may read nothing is given up, and so is one that drips: altogether it has that time and what its bytes take at the
 /// slowest rate.
-pub(super) async fn read(request: Request, config: &RouterConfig) -> Result<Bytes, RouterError> {
+pub(super) async fn read(request: Request, api: &Api) -> Result<Bytes, RouterError> {
+    let config = &api.router.config;
     let bytes_max = config.limits.body_bytes_max;
     let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     if announced.is_some_and(|length: u64| length > bytes_max as u64) {
         return Err(too_large(bytes_max));
     }
-    collect(request.into_body(), bytes_max, config.timeouts.client_stall_timeout).await
+    let share = Share { room: &api.bodies, bytes: 0 };
+    collect(request.into_body(), bytes_max, share, config.timeouts.client_stall_timeout).await
 }
 
-async fn collect(mut body: Body, bytes_max: usize, stall: Duration) -> Result<Bytes, RouterError> {
+async fn collect(
+    mut body: Body,
+    bytes_max: usize,
+    mut share: Share<'_>,
+    stall: Duration,
+) -> Result<Bytes, RouterError> {
     let (mut bytes, start) = (BytesMut::new(), Instant::now());
     let broken = |why: String| RouterError::new(ErrorCode::InvalidRequest, format!("the request body {why}"));
     loop {
@@ -49,6 +101,7 @@ async fn collect(mut body: Body, bytes_max: usize, stall: Duration) -> Result<By
                 if bytes.len() + data.len() > bytes_max {
                     return Err(too_large(bytes_max));
                 }
+                share.grow(data.len())?;
                 bytes.extend_from_slice(&data);
             }
         }

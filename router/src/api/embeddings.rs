@@ -70,7 +70,7 @@ type Prepared = (ValidEmbedding, Vec<Arc<[u32]>>);
 
 /// Body to token ids, off the reactor.
 async fn prepare(api: &Arc<Api>, grant: &Arc<Grant>, request: Request) -> Result<Prepared, RouterError> {
-    let bytes = body::read(request, &api.router.config).await?;
+    let bytes = body::read(request, api).await?;
     api.router.refuse_when_full()?;
     let parse = || {
         let (shared, grant, bytes) = (Arc::clone(api), Arc::clone(grant), bytes.clone());

@@ -36,7 +36,7 @@ pub(super) async fn completions(State(api): State<Arc<Api>>, request: Request) -
 async fn generate(api: Arc<Api>, endpoint: Endpoint, request: Request) -> Result<Response, ApiError> {
     let asked = Asked::over_http(&request);
     let shared = Arc::clone(&api);
-    let body = async move { body::read(request, &shared.router.config).await };
+    let body = async move { body::read(request, &shared).await };
     let session = begin(&api, endpoint, &asked, body).await?;
     if session.request.reply().stream {
         let script = Script::Chunks(ChunkScript::new(&session));

@@ -37,6 +37,7 @@ use crate::auth::layer::{Door, guard};
 use crate::request::Served;
 use crate::router::RouterState;
 
+use body::BodyRoom;
 use metrics::ApiMetrics;
 use pool::BlockingPool;
 
@@ -45,6 +46,7 @@ pub(crate) struct Api {
     router: Arc<RouterState>,
     metrics: Arc<ApiMetrics>,
     pool: BlockingPool,
+    bodies: BodyRoom,
     seeds: headers::Seeds,
 }
 
@@ -59,6 +61,7 @@ pub(crate) fn open(state: Arc<RouterState>) -> Opened {
     let api = Arc::new(Api {
         metrics: Arc::new(state.metrics.register(ApiMetrics::register)),
         pool: BlockingPool::default(),
+        bodies: BodyRoom::new(state.config.limits.body_buffer_bytes_max),
         seeds: headers::Seeds::new(state.config.router_seed),
         router: state,
     });

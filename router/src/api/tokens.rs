@@ -19,7 +19,7 @@ use super::error::ApiError;
 use super::{Api, body};
 
 pub(super) async fn tokenize(State(api): State<Arc<Api>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let bytes = body::read(request, &api.router.config).await?;
+    let bytes = body::read(request, &api).await?;
     let work = |bytes: &Bytes, router: &RouterState| {
         let request = parse_tokenize(parse_object(bytes)?, &router.models)?;
         let tokens = tokenize::tokenize(&request.prompt, &request.model, None)?;
@@ -40,7 +40,7 @@ pub(super) async fn detokenize(
     State(api): State<Arc<Api>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let bytes = body::read(request, &api.router.config).await?;
+    let bytes = body::read(request, &api).await?;
     let work = |bytes: &Bytes, router: &RouterState| {
         let request = parse_detokenize(parse_object(bytes)?, &router.models)?;
         Ok(json!({"prompt": request.model.tokenizer.decode(&request.tokens, false)}))

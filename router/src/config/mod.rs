@@ -95,6 +95,11 @@ pub struct Limits {
     #[arg(value_parser = value::whole(1..=BYTES_MAX))]
     pub body_bytes_max: usize,
 
+    /// Bytes of HTTP request bodies that have come in part, over all requests; above it 429
+    #[arg(long, env = "THALWEG_BODY_BUFFER_BYTES_MAX", default_value_t = 512 << 20)]
+    #[arg(value_parser = value::whole(1..=BYTES_MAX))]
+    pub body_buffer_bytes_max: usize,
+
     /// Requests that wait in this router, beyond those that its workers have taken; above it 429. A worker takes
     /// --max-num-seqs of its own and as many more as make a second of prefill, which are many where prompts are short.
     /// This and the next three are limits of the whole cluster: each of n live routers enforces the n-th part
@@ -202,6 +207,13 @@ impl RouterConfig {
                 return Err(wrong(option, reason));
             }
         }
+        let Limits { body_bytes_max, body_buffer_bytes_max, .. } = self.limits;
+        if body_buffer_bytes_max < body_bytes_max {
+            let reason = format!(
+                "expected at least --body-bytes-max, {body_bytes_max}; none so large would ever be read"
+            );
+            return Err(wrong("body-buffer-bytes-max", reason));
+        }
         self.surface.origins()?;
         Ok(())
     }
@@ -282,6 +294,7 @@ mod tests {
         check(|c| c.harm_weight = f64::NAN, "harm-weight");
         check(|c| c.limits.attempts_max = 0, "attempts-max");
         check(|c| c.limits.body_bytes_max = 0, "body-bytes-max");
+        check(|c| c.limits.body_buffer_bytes_max = c.limits.body_bytes_max - 1, "body-buffer-bytes-max");
         check(|c| c.limits.stream_buffer_bytes_max = 0, "stream-buffer-bytes-max");
         check(|c| c.timeouts.request_timeout = Duration::ZERO, "request-timeout");
         check(|c| c.limits.choices_max = 0, "choices-max");

@@ -47,8 +47,12 @@ pub const API_KEY_VARIABLE: &str = "THALWEG_API_KEY";
 impl Surface {
     /// The keys of the file and of the environment.
     pub(crate) fn keys(&self) -> Result<Keys, RouterStartError> {
-        let given = std::env::var(API_KEY_VARIABLE).unwrap_or_default();
-        let given: Vec<_> = given.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
+        let text = std::env::var(API_KEY_VARIABLE).unwrap_or_default();
+        let given: Vec<_> = text.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
+        if given.is_empty() && !text.is_empty() {
+            // What a template makes of names that are not set must not open the door.
+            return Err(RouterStartError::NoKey);
+        }
         Keys::load(self.api_keys_file.clone(), &given).map_err(|error| RouterStartError::Config {
             option: "api-keys-file".to_owned(),
             reason: error.to_string(),

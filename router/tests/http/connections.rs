@@ -52,6 +52,41 @@ async fn a_connection_that_never_completes_a_request_is_closed() {
     assert_eq!(bytes_until_closed(busy).await.matches("HTTP/1.1 200").count(), 1);
 }
 
+/// Bodies that stay away halfway hold memory for as long as a client may stall; all of them together no more than is allowed.
+#[tokio::test]
+async fn bodies_that_have_come_in_part_are_bounded_together() {
+    let narrow = |c: &mut thalweg_router::config::RouterConfig| {
+        (c.limits.body_bytes_max, c.limits.body_buffer_bytes_max) = (64 << 10, 100 << 10);
+    };
+    let stage = stage_with(narrow, true).await;
+    let half = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{}",
+        64 << 10,
+        " ".repeat(60 << 10)
+    );
+    let held = raw(stage.router.http_address(), &half).await;
+    let mut large = completion(json!({"stream": false}));
+    large["user"] = "u".repeat(60 << 10).into();
+    loop {
+        let refused = stage.http.post(COMPLETIONS, &large).await;
+        if refused.status == 429 {
+            assert!(
+                refused.headers.contains_key("retry-after") && refused.text.contains("in part"),
+                "{}",
+                refused.text
+            );
+            break;
+        }
+    }
+    assert_eq!(
+        stage.http.post(COMPLETIONS, &completion(json!({"stream": false}))).await.status,
+        200,
+        "small ones fit"
+    );
+    drop(held);
+    while stage.http.post(COMPLETIONS, &large).await.status == 429 {}
+}
+
 #[tokio::test]
 async fn a_body_that_drips_is_given_up_and_a_slow_one_is_not() {
     let stage = stage_with(|c| c.timeouts.client_stall_timeout = Duration::from_secs(1), true).await;

@@ -34,7 +34,7 @@ pub(crate) async fn create(State(api): State<Arc<Api>>, request: Request) -> Res
 async fn answer(api: Arc<Api>, request: Request) -> Result<Response, ApiError> {
     let asked = Asked::over_http(&request);
     let mut record = asked.record(&api, Endpoint::Responses.as_str());
-    let prepared = match body::read(request, &api.router.config).await {
+    let prepared = match body::read(request, &api).await {
         Ok(bytes) => prepare(&api, &asked.grant, bytes).await,
         Err(error) => Err(error),
     };
