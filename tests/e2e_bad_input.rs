@@ -1,11 +1,16 @@
 //! Every kind of bad request against a real cluster: a clear error, and the server goes on serving.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
-use thalweg_harness::{Cluster, models};
+use thalweg_harness::{Cluster, HttpClient, Running, models};
+use tokio::time::Instant;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_thalweg");
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+/// Nothing stands still for so long, two busy cores or not.
+const PAUSE_MAX: Duration = Duration::from_secs(3);
 
 #[tokio::test]
 async fn bad_requests_are_told_and_the_server_goes_on() {
@@ -23,6 +28,7 @@ async fn bad_requests_are_told_and_the_server_goes_on() {
         assert_eq!((error["code"].as_str(), error["param"].as_str()), (Some(code), param), "{error}");
         let next = cluster.http.post(COMPLETIONS, &completion(json!({"max_tokens": 1}))).await;
         assert_eq!(next.status.as_u16(), 200, "after {error}: {}", next.text);
+        assert_eq!(cluster.http.get("/health").await.status.as_u16(), 200);
     };
     let invalid = async |path: &str, body: Value, param: &str| {
         check(path, body.to_string(), 400, "invalid_request", Some(param)).await;
@@ -38,6 +44,7 @@ async fn bad_requests_are_told_and_the_server_goes_on() {
     )
     .await;
     check(COMPLETIONS, "[]".to_owned(), 400, "invalid_request", None).await;
+    // api-01: the model's tokenizer adds no beginning of sequence, so that these are no token at all.
     invalid(CHAT, chat(json!({"messages": []})), "messages").await;
     invalid(CHAT, chat(json!({"messages": [{"role": "user", "content": 5}]})), "messages[0].content").await;
     invalid(CHAT, chat(json!({"n": 0})), "n").await;
@@ -46,8 +53,11 @@ async fn bad_requests_are_told_and_the_server_goes_on() {
     invalid(CHAT, chat(json!({"response_format": {"type": "melody"}})), "response_format.type").await;
     invalid(COMPLETIONS, completion(json!({"prompt": ""})), "prompt").await;
     invalid(COMPLETIONS, completion(json!({"prompt": []})), "prompt").await;
+    invalid(COMPLETIONS, completion(json!({"prompt": [""]})), "prompt[0]").await;
+    invalid(COMPLETIONS, completion(json!({"prompt": [[]]})), "prompt[0]").await;
     invalid(COMPLETIONS, completion(json!({"prompt": [1, 49_152]})), "prompt[1]").await;
     invalid(COMPLETIONS, completion(json!({"logit_bias": {"49152": 1}})), "logit_bias.49152").await;
+    // api-03.
     let over = [
         completion(json!({"prompt": vec![5; 600]})),
         completion(json!({"prompt": vec![5; 400], "max_tokens": 200})),
@@ -56,8 +66,49 @@ async fn bad_requests_are_told_and_the_server_goes_on() {
     for body in over {
         check(COMPLETIONS, body.to_string(), 400, "context_length_exceeded", None).await;
     }
+    let long = json!([{"role": "user", "content": "word ".repeat(600)}]);
+    check(CHAT, chat(json!({"messages": long})).to_string(), 400, "context_length_exceeded", None).await;
     check(CHAT, chat(json!({"model": "nope"})).to_string(), 404, "model_not_found", Some("model")).await;
     check(CHAT, chat(json!({"user": "x".repeat(100_000)})).to_string(), 413, "request_too_large", None).await;
+    cluster.stop();
+}
+
+/// tokenizer-05: neither the processes nor a stream stand still while bodies of 20 MB are read, tokenised and refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn huge_prompts_hold_nobody_up() {
+    let cluster = Cluster::up(BINARY, &models::smollm2(), 1, &["--kv-cache-memory-bytes", "64MiB"]);
+    let messages = |content: &str| json!([{"role": "user", "content": content}]);
+    let steady = json!({"model": cluster.model, "messages": messages("hi"), "stream": true, "ignore_eos": true,
+                        "max_tokens": 400, "temperature": 0});
+    let steady = Running::start(&cluster.http, CHAT, steady);
+    cluster.eventually("the stream runs", async || steady.tokens() > 3).await;
+    let huge =
+        json!({"model": cluster.model, "messages": messages(&"a few words ".repeat(1_700_000))}).to_string();
+    let attack = async {
+        for _ in 0..3 {
+            let reply = cluster.http.post_bytes(CHAT, huge.clone()).await;
+            assert_eq!(reply.status.as_u16(), 400, "{}", reply.text);
+            assert_eq!(reply.error()["code"], "context_length_exceeded");
+        }
+    };
+    let watch = async |http: &HttpClient| {
+        let mut longest = Duration::ZERO;
+        loop {
+            let asked = Instant::now();
+            assert_eq!(http.get("/health").await.status.as_u16(), 200);
+            longest = longest.max(asked.elapsed());
+            assert!(longest < PAUSE_MAX, "/health took {longest:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::select! {
+        () = attack => {}
+        () = watch(&cluster.http) => {}
+        () = watch(&cluster.worker_metrics[0]) => {}
+    }
+    let outcome = steady.outcome().await;
+    assert_eq!(outcome.failure(), None);
+    assert!(outcome.gap_max < PAUSE_MAX, "the stream stood still for {:?}", outcome.gap_max);
     cluster.stop();
 }
 

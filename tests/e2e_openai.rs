@@ -103,11 +103,18 @@ async fn answers_are_sensible_and_streams_say_the_same(cluster: &Cluster) {
 }
 
 async fn choices_follow_their_seed(cluster: &Cluster) {
-    let body = completion(cluster, json!({"temperature": 1, "n": 4, "seed": 11, "max_tokens": 8}));
+    // api-07.
+    let fields = json!({"temperature": 1, "n": 4, "seed": 11, "max_tokens": 8, "logprobs": 0});
+    let body = completion(cluster, fields);
     let first = cluster.http.post(COMPLETIONS, &body).await.json();
-    let again = cluster.http.post(COMPLETIONS, &body).await.json();
-    assert_eq!(first["choices"], again["choices"]);
-    let texts: Vec<_> = first["choices"].as_array().expect("choices").iter().map(|c| &c["text"]).collect();
+    for again in futures::future::join_all([(); 8].map(|()| cluster.http.post(COMPLETIONS, &body))).await {
+        assert_eq!(first["choices"], again.json()["choices"], "eight at once");
+    }
+    let choices = first["choices"].as_array().expect("choices");
+    assert_eq!(choices.iter().map(|c| c["index"].as_u64()).collect::<Vec<_>>(), [0, 1, 2, 3].map(Some));
+    let tokens = |c: &Value| c["logprobs"]["tokens"].as_array().map_or(0, Vec::len) as u64;
+    assert_eq!(first["usage"]["completion_tokens"], choices.iter().map(tokens).sum::<u64>());
+    let texts: Vec<_> = choices.iter().map(|c| &c["text"]).collect();
     assert!(texts.iter().any(|t| *t != texts[0]), "four choices of one seed differ: {texts:?}");
 
     let streamed = merged(body, json!({"stream": true}));
@@ -133,5 +140,6 @@ async fn echoed_logprobs_do_not_depend_on_the_cache(cluster: &Cluster) {
     assert_eq!(all.len(), 3);
     assert_eq!(all[0].len(), prompt.len() + 1);
     assert!(all[0][0].is_null() && all[0][1..].iter().all(|l| l.as_f64().is_some_and(|l| l <= 0.0)));
+    // logprobs-02.
     assert!(all.iter().all(|logprobs| *logprobs == all[0]), "bitwise the same, cached or not");
 }

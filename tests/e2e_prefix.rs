@@ -47,7 +47,16 @@ async fn follow_up_turns_go_where_their_prefix_is() {
         }
     };
     join_all((0..IN_FLIGHT).map(client)).await;
-    check(&finished.into_inner().expect("unpoisoned"));
+    let finished = finished.into_inner().expect("unpoisoned");
+    check(&finished);
+    // prefix-cache-01: what clients were told is what workers found.
+    let told: u64 = finished.iter().flat_map(|one| &one.turns).map(|turn| turn.cached_tokens).sum();
+    let mut found = 0.0;
+    for worker in &cluster.worker_metrics {
+        let scrape = thalweg_harness::Scrape::parse(&worker.get("/metrics").await.text);
+        found += scrape.value("vllm:prefix_cache_hits_total");
+    }
+    assert_eq!(told as f64, found);
     cluster.stop();
 }
 

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use thalweg_harness::{Cluster, models};
+use thalweg_harness::{Cluster, Running, models};
 use tokio::time::Instant;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_thalweg");
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+/// Streams may pause for so long while grammars are compiled: their tokens, the router and the compilers share two cores.
+const PAUSE_MAX: Duration = Duration::from_secs(3);
 /// How long a grammar may be compiled, the router's work and the worker's, on a busy machine.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -25,6 +27,7 @@ async fn answers_have_the_structure_asked_for() {
 
 #[tokio::test]
 async fn what_cannot_be_enforced_is_a_400_before_any_event() {
+    // structured-01, structured-02, structured-03.
     let cluster = Cluster::up(BINARY, &models::smollm2(), 1, &["--kv-cache-memory-bytes", "32MiB"]);
     for (fields, param) in refused() {
         let whole = cluster.http.post(CHAT, &chat(&cluster, fields.clone())).await;
@@ -50,28 +53,27 @@ async fn what_cannot_be_enforced_is_a_400_before_any_event() {
     cluster.stop();
 }
 
-/// Schemas made to take long neither do nor hold up what runs.
+/// structured-04: schemas made to take long neither do nor hold up what runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn schemas_that_explode_are_refused_in_time_while_streams_go_on() {
     let cluster = Cluster::up(BINARY, &models::smollm2(), 1, &["--kv-cache-memory-bytes", "64MiB"]);
     let steady = json!({"stream": true, "ignore_eos": true, "max_tokens": 200, "temperature": 0});
     let body = chat(&cluster, steady);
-    let background = [(); 4].map(|()| cluster.http.post(CHAT, &body));
+    let background = [(); 4].map(|()| Running::start(&cluster.http, CHAT, body.clone()));
+    cluster.eventually("streams run", async || background.iter().all(|stream| stream.tokens() > 1)).await;
     let attacks = attacks().into_iter().map(async |fields| {
         let begun = Instant::now();
         let reply = cluster.http.post(CHAT, &chat(&cluster, merged(fields, json!({"max_tokens": 1})))).await;
         (reply, begun.elapsed())
     });
-    let (streams, replies) =
-        tokio::join!(futures::future::join_all(background), futures::future::join_all(attacks));
-    for (reply, took) in replies {
+    for (reply, took) in futures::future::join_all(attacks).await {
         let status = reply.status.as_u16();
         assert!([200, 400, 429].contains(&status), "{status}: {}", reply.text);
         assert!(took < REFUSAL_PATIENCE, "{status} after {took:?}: {}", reply.text);
     }
-    for stream in streams {
-        let chunks = stream.chunks();
-        assert_eq!(chunks.last().expect("chunks")["choices"][0]["finish_reason"], "length");
+    for stream in Running::outcomes(background).await {
+        assert_eq!((stream.failure(), stream.choices[0].finish_reason.as_str()), (None, "length"));
+        assert!(stream.gap_max < PAUSE_MAX, "a stream stood still for {:?}", stream.gap_max);
     }
     cluster.stop();
 }

@@ -51,6 +51,7 @@ impl Follower {
 
 #[test]
 fn a_gap_keeps_what_is_known_until_a_snapshot_that_covers_it() {
+    // cache-index-02.
     let f = Follower::new();
     assert_eq!(f.stored(at(1, 0, 1), &[1, 2, 3]), Applied::InOrder);
     assert!(!f.is_behind());

@@ -16,6 +16,7 @@ fn check(adapter: &str, scope: &str, salt: &str, expected: [&str; 3]) {
 
 #[test]
 fn hashes_agree_with_another_implementation() {
+    // cache-index-04.
     check(
         "",
         "",

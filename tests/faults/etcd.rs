@@ -21,6 +21,7 @@ const BACK: Duration = Duration::from_secs(LEASE + 5);
 /// no process ends, every member is back within TTL + 5 s, and a worker that comes afterwards is found.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_in_trouble_fails_no_request() {
+    // membership-01.
     let mut etcd = Etcd::start();
     let mut fleet = members(&etcd, 3).routers(2).start().await;
     let both = [&fleet.routers[0].http, &fleet.routers[1].http];
@@ -108,6 +109,7 @@ async fn workers_that_vanish_from_etcd_but_answer_are_kept() {
 /// and it is back within TTL + 5 s. Its lease is revoked by hand, and it is told twice to end: it exits with 0.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_worker_cut_off_from_etcd_is_kept_and_ends_in_order() {
+    // membership-01, membership-03.
     let etcd = Etcd::start();
     let proxy = Proxy::start(etcd.address());
     let its = format!("etcd://{}{PREFIX}", proxy.address());
@@ -165,6 +167,7 @@ async fn two_workers_of_one_name_are_told_so() {
 /// alone. A value that nobody can read is ignored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_address_that_changes_under_the_same_key_is_followed() {
+    // membership-06.
     let etcd = Etcd::start();
     let mut fleet = members(&etcd, 2).start().await;
     let load = Load::start(4, &[fleet.http()], "/v1/completions", |n| whole(&prompt(n, 50), 10));
@@ -187,6 +190,7 @@ async fn an_address_that_changes_under_the_same_key_is_followed() {
 /// A conversation whose worker is replaced by one of another name goes on with the next turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_conversation_outlives_its_worker() {
+    // routing-08.
     let etcd = Etcd::start();
     // What the prefix is worth stands above all noise in the measured speed of steps.
     let mut fleet = members_like(&etcd, SLOW_PREFILL, 2).start().await;

@@ -21,6 +21,7 @@ const PROMPT: usize = 200;
 /// meanwhile, routers stay ready, and all is well again within 5 s without a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_in_trouble_fails_no_request() {
+    // cache-index-08.
     let mut redis = Redis::start();
     let proxy = Proxy::start(([127, 0, 0, 1], redis.port).into());
     let url = format!("redis://{}", proxy.address());
@@ -93,6 +94,7 @@ async fn a_failover_by_sentinel_fails_no_request() {
 /// Two restarted routers know within 5 s which worker has what, without any prompt being sent again before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_router_knows_the_caches() {
+    // cache-index-02.
     let redis = Redis::start();
     let mut fleet = sim(STEADY).workers(4).routers(2).args(&["--index", &redis.url()]).start().await;
     let bodies: Vec<_> = (0..40).map(|i| whole(&prompt(i, PROMPT), 4)).collect();
@@ -155,6 +157,7 @@ async fn events_lost_doubled_and_swapped_cost_time_alone() {
 /// A worker that was killed and is back has an empty cache, while Redis still has its old entries: they are not believed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn entries_of_an_earlier_life_are_not_believed() {
+    // cache-index-01.
     let redis = Redis::start();
     let mut fleet = sim(STEADY).workers(2).args(&["--index", &redis.url()]).start().await;
     let bodies: Vec<_> = (0..50).map(|i| whole(&prompt(i, PROMPT), 4)).collect();
@@ -187,6 +190,7 @@ async fn entries_of_an_earlier_life_are_not_believed() {
 /// A worker that tells another Redis of its blocks: the router names it, its prefixes are not counted on, and nobody fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_with_another_index_is_named() {
+    // cache-index-07.
     let (redis, other) = (Redis::start(), Redis::start());
     let plan = sim("step: {base_seconds: 0.001}").workers(2).args(&["--index", &redis.url()]);
     let mut fleet = plan.of_worker(1, "--index", &other.url()).start().await;

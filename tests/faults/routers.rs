@@ -36,6 +36,7 @@ async fn a_killed_router_breaks_only_its_own_streams() {
 /// every stream ends whole, no connection is refused within the delay, and it exits with 0.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draining_router_breaks_nothing() {
+    // drain-01, drain-02.
     let delay = short_or_long(2, 3);
     let delay_text = delay.to_string();
     let plan = sim(STEADY).workers(2).routers(2).router_args(&["--drain-delay", &delay_text]);
@@ -71,6 +72,7 @@ async fn a_draining_router_breaks_nothing() {
 /// A router whose drain limit is over tells the clients that are left by an error event, and exits with 0 all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_limit_ends_streams_with_an_error_event() {
+    // drain-01.
     let mut fleet = sim(STEADY).router_args(&["--drain-timeout", "1"]).start().await;
     let short: Vec<_> = (0..4).map(|i| fleet.ask(stream(&prompt(i, 30), 60))).collect();
     let long: Vec<_> = (4..8).map(|i| fleet.ask(stream(&prompt(i, 30), 450))).collect();
@@ -88,6 +90,7 @@ async fn a_drain_limit_ends_streams_with_an_error_event() {
 /// worker's streams go on elsewhere, and both exit with 0.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_sigterm_cuts_a_drain_short() {
+    // drain-01.
     let mut fleet = sim(STEADY).workers(2).start().await;
     let running: Vec<_> = (0..8).map(|i| fleet.ask(stream(&prompt(i, 30), 300))).collect();
     all_have(&running, 10).await;
@@ -113,6 +116,7 @@ async fn a_second_sigterm_cuts_a_drain_short() {
 /// Three routers that do not know of each other, one with long streams only: no worker is left idle or overrun.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn routers_balance_what_they_do_not_see() {
+    // routing-11.
     let fleet = sim(STEADY).workers(4).routers(3).worker_args(&["--max-num-seqs", "64"]).start().await;
     let streams = 200;
     let ask = |i: usize| {

@@ -11,6 +11,7 @@ use crate::support::{STEADY, prompt, quantile, seconds, short_or_long, sim, stre
 /// workers count as many cancelled requests as were cut, and there is no drift over rounds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cut_streams_leave_nothing_behind() {
+    // kv-cache-01.
     let fleet = sim(STEADY).workers(2).start().await;
     let streams = short_or_long(90, 300);
     let mut random = Random::from_env(40);
@@ -47,6 +48,7 @@ async fn cut_streams_leave_nothing_behind() {
 /// Whole (not streamed) requests whose client hangs up, running and queued: within a second nothing runs for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_whole_request_ends_with_its_connection() {
+    // scheduler-01.
     let fleet = sim(STEADY).workers(1).worker_args(&["--max-num-seqs", "4"]).start().await;
     let requests: Vec<_> = (0..short_or_long(12, 50))
         .map(|i| {

@@ -16,6 +16,7 @@ use crate::support::{
 /// of an undisturbed run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_killed_mid_stream_changes_no_answer() {
+    // streaming-07.
     let mut fleet = sim(STEADY).workers(3).start().await;
     let plain: Vec<_> = (0..8).map(|i| stream(&prompt(i, 40), 150)).collect();
     let texts = answers(&fleet, &plain).await;
@@ -144,6 +145,7 @@ async fn a_rolling_restart_is_not_seen_by_clients() {
 /// right behind its last stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draining_worker_finishes_what_it_runs() {
+    // drain-01.
     let mut fleet = sim(STEADY).workers(2).start().await;
     let bodies: Vec<_> = (0..20).map(|i| stream(&prompt(i, 30), short_or_long(150, 450))).collect();
     let running = ask_all(&fleet, &bodies);
@@ -168,6 +170,7 @@ async fn a_draining_worker_finishes_what_it_runs() {
 /// A frozen process (SIGSTOP) of three: others keep their pace, its streams go on elsewhere within Gone + 1 s, it returns.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_worker_delays_only_its_own_streams() {
+    // routing-05.
     let fleet = sim(STEADY).workers(3).start().await;
     let load = Load::start(50, &[fleet.http()], "/v1/completions", |number| {
         let body = if number.is_multiple_of(2) { stream } else { whole };
@@ -274,6 +277,7 @@ async fn a_poison_prompt_kills_three_workers_at_most() {
 /// A worker that dies and returns on the same port ten times is back in rotation each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flapping_worker_comes_back_each_time() {
+    // routing-09.
     let mut fleet = sim(STEADY).workers(2).start().await;
     let load = Load::start(8, &[fleet.http()], "/v1/completions", |number| whole(&prompt(number, 30), 20));
     let mut random = Random::from_env(30);
@@ -303,6 +307,7 @@ async fn a_flapping_worker_comes_back_each_time() {
 /// lost worker had is answered within Gone + 1 s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_constant_rate_outlives_a_lost_worker() {
+    // routing-12.
     let mut fleet = sim(STEADY).workers(2).proxies().start().await;
     let rate = async |fleet: &thalweg_harness::Fleet, first: usize, requests: usize| -> Vec<Running> {
         let mut ticks = tokio::time::interval(Duration::from_millis(20));

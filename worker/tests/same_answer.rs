@@ -30,6 +30,7 @@ fn gemma3_int8() {
 
 #[test]
 fn tiny_f32_across_chunks_of_attention() {
+    // sampling-08.
     for family in ["llama3", "gemma3", "mistral"] {
         let model = support::load(&support::tiny_model(family), Compute::F32);
         check(&model, KvDtype::F32, 300);

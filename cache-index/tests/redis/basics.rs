@@ -58,6 +58,7 @@ async fn a_router_that_starts_later_knows_everything_from_snapshot_and_stream() 
 
 #[tokio::test]
 async fn a_restarted_worker_is_not_matched_on_what_its_old_life_left_in_redis() {
+    // cache-index-01.
     let redis = Redis::start();
     let router = open(&redis.url());
     let chain: Vec<u64> = (0..100).collect();

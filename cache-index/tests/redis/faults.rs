@@ -16,6 +16,7 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 
 #[tokio::test]
 async fn frozen_redis_delays_nothing_and_is_caught_up_with_after_its_thaw() {
+    // cache-index-08.
     for binary in Redis::binaries() {
         let redis = Redis::of(&binary, &[]);
         let (workers, router) = (open(&redis.url()), open(&redis.url()));
@@ -192,6 +193,7 @@ async fn refusals_degrade_and_end() {
 
 #[tokio::test]
 async fn a_large_worker_forgotten_stops_matching_at_once_while_lookups_go_on() {
+    // cache-index-10.
     let redis = Redis::start();
     let (workers, router) = (open(&redis.url()), open(&redis.url()));
     let replica = router.replica();

@@ -27,6 +27,7 @@ async fn never_empty(membership: &EtcdMembership, run: impl Future<Output = ()>)
 
 #[tokio::test(flavor = "multi_thread")]
 async fn members_stay_while_etcd_is_frozen_and_return_after_it() {
+    // membership-01.
     let fleet = Fleet::start(3).await;
     fleet.etcd.freeze();
     let frozen = async {
@@ -47,6 +48,7 @@ async fn members_stay_while_etcd_is_frozen_and_return_after_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn members_return_after_a_crash_of_etcd_with_and_without_its_data() {
+    // membership-01.
     let mut fleet = Fleet::start(2).await;
     for wiped in [false, true] {
         fleet.etcd.kill();
@@ -100,6 +102,7 @@ async fn a_watcher_that_slept_through_a_compaction_lists_anew() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cuts_at_random_moments_cost_no_lease() {
+    // membership-04.
     let fleet = Fleet::start(0).await;
     let proxy = Proxy::start(fleet.etcd.address());
     // So slow that every third renewal or so is cut off in its midst: only the tries that follow save the lease.

@@ -58,6 +58,7 @@ async fn routers_are_counted_with_oneself_at_least() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_changes_under_its_key_takes_effect_and_a_bad_one_does_not() {
+    // membership-06.
     let fleet = Fleet::start(2).await;
     let put = |value: &str| fleet.etcd.ctl(&["put", MULTI, value]);
     put(r#"{"id":"w1","address":"grpc://127.0.0.1:77","models":["other"],"weight":3}"#);
@@ -77,6 +78,7 @@ async fn a_value_that_changes_under_its_key_takes_effect_and_a_bad_one_does_not(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_revoked_by_hand_is_granted_anew() {
+    // membership-03.
     let fleet = Fleet::start(3).await;
     // All at once: mass lease loss.
     for lease in fleet.etcd.leases() {

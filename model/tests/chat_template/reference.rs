@@ -18,6 +18,7 @@ struct Case {
 
 #[test]
 fn chats_read_as_jinja2_renders_them() {
+    // tokenizer-01, chat-template-01, chat-template-03.
     let cases: Vec<Case> = serde_json::from_str(include_str!("renders.json")).unwrap();
     assert!(cases.len() >= 90);
     for case in cases {

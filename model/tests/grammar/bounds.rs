@@ -30,6 +30,7 @@ fn nested_one_of(depth: usize, width: usize) -> Value {
 
 #[test]
 fn nested_one_of_ends_within_the_bound() {
+    // structured-04.
     for depth in [2, 4, 6, 8, 10, 14] {
         let _ = check(&schema(&nested_one_of(depth, 2)));
     }
@@ -37,6 +38,7 @@ fn nested_one_of_ends_within_the_bound() {
 
 #[test]
 fn schemas_that_explode_are_refused() {
+    // structured-01, structured-04.
     let all: Vec<Value> =
         (0..14).map(|at| json!({"anyOf": [{"minLength": at}, {"maxLength": 99 - at}]})).collect();
     check(&schema(&json!({ "type": "string", "allOf": all }))).unwrap_err();
@@ -51,6 +53,7 @@ fn schemas_that_explode_are_refused() {
 
 #[test]
 fn regular_expressions_that_explode_are_refused() {
+    // structured-04.
     for regex in [
         "(a|aa){1,60}b",
         "(.*a){40}",
@@ -82,6 +85,7 @@ fn deep_nesting_is_refused_and_overflows_no_stack() {
 
 #[test]
 fn many_at_once_wait_no_longer_than_one() {
+    // structured-04.
     let begun = Instant::now();
     std::thread::scope(|scope| {
         for at in 0..30 {

@@ -137,6 +137,7 @@ fn check(files: &[(&str, Value)], expected: impl Fn(&TokenizerBundle)) {
 
 #[test]
 fn ends_come_from_generation_config_and_the_tokenizer() {
+    // stop-03.
     let eos = |value: Value| json!({ "eos_token_id": value });
     check(&[], |bundle| assert_eq!(bundle.eos_ids, [257]));
     check(&[("generation_config.json", eos(json!(258)))], |bundle| assert_eq!(bundle.eos_ids, [257, 258]));

@@ -37,16 +37,19 @@ fn check(tokenizer: &Tokenizer, golden: &str) {
 
 #[test]
 fn smollm_ids_are_llama_cpp_s() {
+    // tokenizer-03.
     check(smollm(), include_str!("../../../tests/golden/smollm2-135m-instruct-q4_1.json"));
 }
 
 #[test]
 fn gemma_ids_are_llama_cpp_s() {
+    // tokenizer-03.
     check(gemma(), include_str!("../../../tests/golden/gemma3-270m-q4km.json"));
 }
 
 #[test]
 fn ends_of_generation_are_known() {
+    // stop-03.
     assert_eq!(smollm().bundle().eos_ids, [0, 2]);
     assert_eq!(gemma().bundle().eos_ids, [1, 106]);
 }

@@ -130,6 +130,7 @@ mod tests {
 
     #[test]
     fn text_ends_right_before_the_stop_string() {
+        // stop-01.
         check("one two three four", &["three"], "one two ", Some(0));
         check("one two three four", &["o three f"], "one tw", Some(0));
         check("one two three four", &["four", "two"], "one ", Some(1));
@@ -146,6 +147,7 @@ mod tests {
 
     #[test]
     fn the_first_to_be_complete_wins_and_of_those_the_longest() {
+        // stop-02.
         check("xabc", &["ab", "abc"], "x", Some(0));
         check("xabc", &["abc", "ab"], "x", Some(1));
         check("xabc", &["c", "bc"], "xa", Some(1));

@@ -59,6 +59,7 @@ fn run(fields: Value, text: &str, step: usize, finish: FinishReason) -> (Vec<Str
 
 #[test]
 fn characters_are_never_split() {
+    // streaming-04.
     let text = "žluť 大阪 🍋👨‍👩‍👦 สวัสดี";
     for step in 1..5 {
         let (pieces, finish, usage) = run(json!({}), text, step, FinishReason::Stop);
@@ -81,6 +82,7 @@ fn a_character_cut_off_by_the_end_is_left_out() {
 
 #[test]
 fn stop_strings_end_the_text_wherever_tokens_end() {
+    // stop-01.
     let text = "one two three four";
     let check = |stop: Value, expected: &str, which: Option<&str>, tokens: usize| {
         for step in 1..6 {
@@ -102,6 +104,7 @@ fn stop_strings_end_the_text_wherever_tokens_end() {
 
 #[test]
 fn what_is_held_back_at_the_end_is_delivered() {
+    // stop-02.
     for finish in [FinishReason::Stop, FinishReason::Length] {
         let (pieces, _, _) = run(json!({"stop": "sunflower oil"}), "big sunfl", 1, finish);
         assert_eq!(pieces.concat(), "big sunfl");
@@ -181,6 +184,7 @@ fn faults_of_a_worker_are_errors() {
 
 #[test]
 fn logprobs_are_finite_and_shaped_as_clients_know_them() {
+    // logprobs-01.
     let tokenizer = Arc::clone(&models().get("tiny").expect("served").tokenizer);
     let top = |token_id, logprob| TopLogprob { token_id, logprob };
     let token = |token_id, logprob: f32| choice::TokenInfo {

@@ -81,6 +81,7 @@ fn each_term_of_the_cost_is_the_formulas() {
 
 #[test]
 fn the_worker_that_ends_first_is_picked() {
+    // routing-03.
     let check = |policy, prompt, candidates: &[Candidate], expected: usize| {
         let mut rng = StdRng::seed_from_u64(1);
         let got = pick(policy, &ask(prompt), candidates, 0, &mut rng).unwrap().index;

@@ -97,14 +97,16 @@ fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<HashMap<u32, f32
     }
     let entries = Fields::within(object, "logit_bias.");
     let mut bias = HashMap::with_capacity(object.len());
-    for name in entries.names() {
+    for name in object.keys() {
         let Some(id) = name.parse::<u32>().ok().filter(|id| (*id as usize) < vocab_size) else {
             let last = vocab_size.saturating_sub(1);
             return Err(entries.error(name, format!("is no token id of this model; ids are 0 to {last}")));
         };
-        if let Some(value) = entries.number(name, "from -100 to 100", |v| (-100.0..=100.0).contains(&v))? {
-            bias.insert(id, value);
-        }
+        let value = entries.number(name, "from -100 to 100", |v| (-100.0..=100.0).contains(&v))?;
+        let Some(value) = value else {
+            return Err(entries.error(name, "must be a number from -100 to 100, not null"));
+        };
+        bias.insert(id, value);
     }
     Ok(bias)
 }

@@ -57,6 +57,7 @@ fn tokenized(endpoint: Endpoint, changes: Value) -> Vec<TokenizedPrompt> {
 
 #[test]
 fn sampling_fields_out_of_range_are_refused_by_name() {
+    // sampling-01, sampling-05.
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
         let check = |changes, param, part| check_refused(endpoint, changes, param, part);
         check(json!({"temperature": -0.1}), "temperature", "at least 0, not -0.1");
@@ -87,7 +88,9 @@ fn sampling_fields_out_of_range_are_refused_by_name() {
         check(json!({"stop_token_ids": [259]}), "stop_token_ids[0]", "0 to 258");
         check(json!({"logit_bias": {"999": 1}}), "logit_bias.999", "no token id");
         check(json!({"logit_bias": {"x": 1}}), "logit_bias.x", "no token id");
+        check(json!({"logit_bias": {"-1": 1}}), "logit_bias.-1", "no token id");
         check(json!({"logit_bias": {"5": 101}}), "logit_bias.5", "from -100 to 100");
+        check(json!({"logit_bias": {"5": null}}), "logit_bias.5", "number");
         check(json!({"stream": "yes"}), "stream", "must be a boolean");
         check(json!({"stream_options": {"include_usage": true}}), "stream_options", "\"stream\": true");
         check(
@@ -162,6 +165,7 @@ fn an_answer_is_constrained_behind_thoughts() {
 
 #[test]
 fn logprobs_have_one_form_per_endpoint() {
+    // logprobs-05.
     let chat = |changes| accepted(Endpoint::Chat, changes).reply().logprobs;
     assert_eq!(chat(json!({})), None);
     assert_eq!(chat(json!({"logprobs": true})), Some(0));
@@ -183,6 +187,7 @@ fn logprobs_have_one_form_per_endpoint() {
 
 #[test]
 fn prompts_come_in_five_forms() {
+    // tokenizer-01.
     let ids = |prompt: Value| -> Vec<Vec<u32>> {
         let prompts = tokenized(Endpoint::Completions, json!({"prompt": prompt}));
         prompts.iter().map(|p| p.ids.to_vec()).collect()
@@ -216,6 +221,7 @@ fn prompts_come_in_five_forms() {
 
 #[test]
 fn chats_go_through_the_template_and_cannot_break_out_of_it() {
+    // tokenizer-01.
     let text = |changes| {
         let prompts = tokenized(Endpoint::Chat, changes);
         models().get("tiny").expect("served").tokenizer.decode(&prompts[0].ids, false)
@@ -267,6 +273,7 @@ fn the_404_among_many_names_tells_some_and_how_many_more() {
 
 #[test]
 fn what_is_over_the_context_is_refused_with_the_numbers() {
+    // api-03.
     let check = |endpoint, changes, parts: &[&str]| {
         let error = refused(endpoint, changes);
         assert_eq!(error.code, ErrorCode::ContextLengthExceeded);

@@ -63,7 +63,9 @@ async fn routers_see_each_others_load() {
     for i in 0..28 {
         // One router gets three times as many as the other.
         let router = if i % 4 == 0 { other.state() } else { stage.router.state() };
-        held.push(router.dispatcher.dispatch(stage.request(9)).await.unwrap());
+        // A new prompt each: on a slow machine a worker that has just computed the same one would be worth its queue.
+        let request = Tokenized { prompt_ids: (1_000 * i..1_000 * i + 100).collect(), ..stage.request(9) };
+        held.push(router.dispatcher.dispatch(request).await.unwrap());
         // What one router has booked the other learns from the worker's next report.
         let running = |w: &crate::ScriptedWorker| w.load.borrow().running;
         let total: u32 = stage.workers.iter().map(running).sum();
@@ -77,6 +79,31 @@ async fn routers_see_each_others_load() {
     }
     let counts = served(&stage);
     assert!(counts.iter().all(|n| (5..=9).contains(n)), "{counts:?} of 28 on four");
+}
+
+#[tokio::test]
+async fn a_busy_worker_gets_neither_misses_nor_hits_that_would_wait_longer_there() {
+    // routing-03: w0 has 30 sequences and little in its cache, w1 has nothing to do and much in its cache.
+    let room = |id: &str| v1::DescribeResponse { max_num_seqs: 64, ..about(id) };
+    let stage = stage_of(config(), ["w0", "w1"].map(room).into(), vec![]).await;
+    stage.workers[0].load.send_modify(|load| (load.running, load.running_context_tokens) = (30, 6_000));
+    while stage.worker("w0").load().running < 30 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let store = |id: &str, keys: Vec<u64>| {
+        let (worker, epoch) = (stage.worker(id).id.clone(), stage.worker(id).epoch);
+        let events = vec![thalweg_cache_index::BlockEvent::Stored(keys)];
+        stage.index.publish(thalweg_cache_index::EventBatch { worker, epoch, seq: 1, events });
+    };
+    store("w0", stage.keys());
+    store("w1", (0..50_000u64).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1).collect());
+    assert_eq!(stage.dispatch(1).await.unwrap().worker().as_str(), "w1", "a hit that is not worth the wait");
+    for i in 1..=100 {
+        let request = Tokenized { prompt_ids: (1_000 * i..1_000 * i + 100).collect(), ..stage.request(1) };
+        let generation = stage.router.state().dispatcher.dispatch(request).await.unwrap();
+        assert_eq!(generation.worker().as_str(), "w1", "miss number {i}");
+        crate::read(generation).await.1.unwrap();
+    }
 }
 
 #[tokio::test]

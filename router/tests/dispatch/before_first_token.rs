@@ -11,6 +11,7 @@ use crate::{Stage, config, read, stage, stage_of};
 
 #[tokio::test]
 async fn before_the_first_token_another_worker_is_tried() {
+    // streaming-07.
     for step in [
         Step::Refuse(ErrorCode::Overloaded),
         Step::Refuse(ErrorCode::Draining),

@@ -5,9 +5,11 @@ use std::sync::atomic::Ordering;
 use thalweg_cache_index::{BlockEvent, CacheIndex, EventBatch};
 use thalweg_proto::block_hash::{HashRoot, full_blocks};
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
+use thalweg_proto::v1::DescribeResponse;
 use thalweg_router::dispatch::GenerationEvent;
 
-use crate::{read, stage};
+use crate::scripted_worker::about;
+use crate::{config, read, stage, stage_of};
 
 #[tokio::test]
 async fn a_prompt_goes_where_its_blocks_lie_and_experience_corrects_the_index() {
@@ -31,6 +33,17 @@ async fn a_prompt_goes_where_its_blocks_lie_and_experience_corrects_the_index() 
     for line in ["predicted_cached_tokens_total 96", "actual_cached_tokens_total 0"] {
         assert!(metrics.contains(&format!("thalweg_router_{line}\n")), "{metrics}");
     }
+}
+
+#[tokio::test]
+async fn blocks_of_another_size_are_not_matched() {
+    // cache-index-04.
+    let other = DescribeResponse { block_size: 32, ..about("w1") };
+    let stage = stage_of(config(), vec![about("w0"), other], vec![]).await;
+    let events = vec![BlockEvent::Stored(stage.keys())];
+    stage.index.publish(EventBatch { worker: WorkerId::new("w1"), epoch: WorkerEpoch(1), seq: 1, events });
+    read(stage.dispatch(1).await.unwrap()).await.1.unwrap();
+    assert!(stage.shows("thalweg_router_predicted_cached_tokens_total 0"));
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ fn told(stage: &Stage, attempt: usize) -> Vec<(u32, Vec<u32>)> {
 
 #[tokio::test]
 async fn whatever_ends_a_stream_early_the_client_gets_every_token_once() {
+    // streaming-07.
     for (step, reason) in [
         (Step::BreakAfter(2), "ended_early"),
         (Step::CrashAfter(2), "connection"),

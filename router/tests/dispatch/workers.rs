@@ -114,6 +114,7 @@ async fn a_silent_worker_is_suspected_then_given_up_and_comes_back() {
 
 #[tokio::test]
 async fn a_worker_that_flaps_is_known_once() {
+    // routing-09.
     let mut stage = stage(1, vec![]).await;
     for epoch in 2..7 {
         stage.restart(0, epoch);

@@ -43,6 +43,7 @@ async fn with_key(stage: &Stage, key: &str, path: &str, body: &Value) -> thalweg
 
 #[tokio::test]
 async fn nothing_but_the_public_paths_answers_without_a_key() {
+    // auth-01.
     let keys = key_file(&format!("keys: [{{name: ci, sha256: {HELLO}}}]"));
     let stage = guarded(&keys).await;
     let paths = [
@@ -124,6 +125,7 @@ async fn nothing_but_the_public_paths_answers_without_a_key() {
 
 #[tokio::test]
 async fn a_key_lets_in_in_every_form_that_http_has_for_it() {
+    // auth-01.
     let keys = key_file(&format!("keys: [{{name: ci, sha256: {HELLO}}}]"));
     let stage = guarded(&keys).await;
     for value in ["Bearer hello", "bearer hello", "BEARER   hello"] {
@@ -135,6 +137,22 @@ async fn a_key_lets_in_in_every_form_that_http_has_for_it() {
         send(&stage.http, Method::GET, "/metrics", &[("authorization", "Bearer hello")], &json!({})).await;
     assert!(metrics.status == StatusCode::OK && !metrics.text.contains("hello"));
     assert!(metrics.text.contains("thalweg_router_unauthorized_requests_total 0"), "{}", metrics.text);
+    // api-05: whoever has a key is told what is wrong with the model, and never that the key is.
+    for (model, status) in [
+        (json!("nope"), 404),
+        (json!("TINY"), 404),
+        (json!(" tiny "), 404),
+        (json!(""), 400),
+        (Value::Null, 400),
+    ] {
+        let reply = with_key(&stage, "hello", CHAT, &chat(json!({"model": model}))).await;
+        assert_eq!(
+            (reply.status.as_u16(), reply.error()["param"].as_str()),
+            (status, Some("model")),
+            "{model}"
+        );
+    }
+    assert_eq!(stage.worker.requests().len(), 3);
     let lost = with_key(&stage, "hello", "/nowhere", &json!({})).await;
     assert_eq!(lost.status, StatusCode::NOT_FOUND);
     let scope = stage.worker.requests()[0].cache_scope.clone().unwrap();
@@ -143,6 +161,7 @@ async fn a_key_lets_in_in_every_form_that_http_has_for_it() {
 
 #[tokio::test]
 async fn an_upgrade_to_http2_is_no_way_around() {
+    // auth-01.
     let keys = key_file(&format!("keys: [{{name: ci, sha256: {HELLO}}}]"));
     let stage = guarded(&keys).await;
     let mut socket = TcpStream::connect(stage.router.http_address()).await.unwrap();

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use thalweg_proto::code::ErrorCode;
 
 use crate::speaking_worker::responses;
-use crate::{CHAT, COMPLETIONS, Stage, chat, completion, stage, stage_with};
+use crate::{CHAT, COMPLETIONS, Stage, chat, completion, stage, stage_of, stage_with, tokenizer};
 use thalweg_harness::Reply;
+use thalweg_model::tokenizer::TokenizerBundle;
 
 async fn check(
     stage: &Stage,
@@ -45,6 +46,7 @@ fn check_error(reply: &Reply, status: u16, code: &str, param: Option<&str>) {
 
 #[tokio::test]
 async fn bad_bodies_are_refused_before_any_byte_of_a_stream() {
+    // api-01, api-03.
     let stage = stage().await;
     for stream in [false, true] {
         let invalid = async |path, mut body: Value, param| {
@@ -85,6 +87,7 @@ async fn bad_bodies_are_refused_before_any_byte_of_a_stream() {
 
 #[tokio::test]
 async fn unknown_models_paths_and_methods_are_told_apart() {
+    // api-05, api-06.
     let stage = stage().await;
     for name in ["nope", "TINY", " tiny "] {
         let reply = stage.http.post(CHAT, &chat(json!({"model": name}))).await;
@@ -101,29 +104,44 @@ async fn unknown_models_paths_and_methods_are_told_apart() {
 
 #[tokio::test]
 async fn the_configured_body_limit_is_the_one_that_holds() {
-    let stage = stage_with(|config| config.limits.body_bytes_max = 4 << 20, true).await;
+    // limits-01.
+    let stage = stage_with(|config| config.limits.body_bytes_max = 16_000_000, true).await;
     let body = |bytes: usize| {
         let empty = chat(json!({"user": ""})).to_string().len();
         chat(json!({"user": "u".repeat(bytes - empty)})).to_string()
     };
-    for bytes in [1_900_000, 2_100_000, 4 << 20] {
+    for bytes in [1_900_000, 2_100_000, 8_000_000, 15_900_000, 16_000_000] {
         let reply = stage.http.post_bytes(CHAT, body(bytes)).await;
         assert_eq!(reply.status, StatusCode::OK, "{bytes} bytes: {}", reply.text);
     }
-    check(&stage, CHAT, body((4 << 20) + 1), 413, "request_too_large", None).await;
+    check(&stage, CHAT, body(16_000_001), 413, "request_too_large", None).await;
+    // What is announced as too large is refused before any of it has come.
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 16100000\r\n\r\n");
+    assert_eq!(status_of(&stage, &head).await, "HTTP/1.1 413");
+}
+
+/// The beginning of the answer to these bytes.
+async fn status_of(stage: &Stage, bytes: &str) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut socket = tokio::net::TcpStream::connect(stage.router.http_address()).await.unwrap();
+    socket.write_all(bytes.as_bytes()).await.unwrap();
+    let mut reply = vec![0; 12];
+    socket.read_exact(&mut reply).await.unwrap();
+    String::from_utf8(reply).unwrap()
 }
 
 #[tokio::test]
 async fn a_chunked_body_over_the_limit_is_refused_too() {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    // limits-01.
     let stage = stage_with(|config| config.limits.body_bytes_max = 1000, true).await;
-    let mut socket = tokio::net::TcpStream::connect(stage.router.http_address()).await.unwrap();
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n");
     let chunk = format!("{:x}\r\n{}\r\n", 600, " ".repeat(600));
-    socket.write_all(format!("{head}{chunk}{chunk}").as_bytes()).await.unwrap();
-    let mut reply = vec![0; 12];
-    socket.read_exact(&mut reply).await.unwrap();
-    assert_eq!(reply, b"HTTP/1.1 413");
+    assert_eq!(status_of(&stage, &format!("{head}{chunk}{chunk}")).await, "HTTP/1.1 413");
+    // The same within the limit is read to its end.
+    let body = completion(json!({})).to_string();
+    let body = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    let head = head.replace(CHAT, COMPLETIONS);
+    assert_eq!(status_of(&stage, &format!("{head}{body}")).await, "HTTP/1.1 200");
 }
 
 #[tokio::test]
@@ -133,6 +151,34 @@ async fn a_model_without_a_template_refuses_chats_only() {
     check_error(&reply, 400, "invalid_request", Some("messages"));
     assert!(reply.error()["message"].as_str().unwrap().contains("--chat-template"));
     assert_eq!(stage.http.post(COMPLETIONS, &completion(json!({}))).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn what_a_template_refuses_is_told_in_its_words() {
+    // chat-template-01.
+    let gemma = include_str!("../../../model/tests/chat_template/templates/gemma.jinja").to_owned();
+    let bundle = TokenizerBundle { chat_template: Some(gemma), ..tokenizer::bundle(true, 512) };
+    let stage = stage_of(|_| {}, &bundle).await;
+    let ask = async |roles: &[&str]| {
+        let messages: Vec<_> = roles.iter().map(|role| json!({"role": role, "content": "hi"})).collect();
+        stage.http.post(CHAT, &chat(json!({"messages": messages}))).await
+    };
+    let taken: [&[&str]; 3] = [&["system", "user"], &["system"], &["developer", "user"]];
+    for roles in taken {
+        let reply = ask(roles).await;
+        assert_eq!(reply.status, StatusCode::OK, "{roles:?}: {}", reply.text);
+    }
+    let refused: [(&[&str], &str, &str); 4] = [
+        (&["user", "user"], "messages", "must take turns"),
+        (&["user", "assistant", "assistant"], "messages", "must take turns"),
+        (&["assistant"], "messages", "must take turns"),
+        (&["banana"], "messages[0].role", "banana"),
+    ];
+    for (roles, param, part) in refused {
+        let reply = ask(roles).await;
+        check_error(&reply, 400, "invalid_request", Some(param));
+        assert!(reply.error()["message"].as_str().unwrap().contains(part), "{}", reply.text);
+    }
 }
 
 #[tokio::test]
@@ -167,6 +213,7 @@ async fn a_content_type_that_is_wrong_or_missing_does_no_harm() {
 
 #[tokio::test]
 async fn a_full_router_says_when_to_come_back() {
+    // limits-03.
     use futures::StreamExt;
     let stage = stage_with(|config| config.limits.tenant_requests_max = 1, true).await;
     stage.worker.script(|request| {

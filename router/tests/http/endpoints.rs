@@ -118,6 +118,23 @@ async fn request_ids_come_back_and_workers_are_named() {
 }
 
 #[tokio::test]
+async fn a_seed_is_drawn_for_each_request_that_gives_none() {
+    // sampling-03: neither two requests nor two routers, nor one and its successor, draw the same.
+    let worker = SpeakingWorker::start("w0", &["tiny"], &tokenizer::bundle(true, 512)).await;
+    for _ in 0..2 {
+        let router = router(|_| {}, [worker.address.as_str()]).await;
+        router.ready().await;
+        let http = thalweg_harness::HttpClient::new(router.http_address());
+        for _ in 0..10 {
+            http.post(CHAT, &chat(json!({}))).await;
+        }
+    }
+    let requests = worker.requests();
+    let seeds = requests.iter().map(|request| request.sampling.as_ref().unwrap().seed);
+    assert_eq!(seeds.collect::<std::collections::BTreeSet<_>>().len(), 20);
+}
+
+#[tokio::test]
 async fn trace_context_reaches_the_worker() {
     let stage = stage().await;
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use futures::StreamExt;
+use http_body_util::Full;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
 use thalweg_proto::v1::ChoiceDelta;
 use thalweg_router::config::RouterConfig;
@@ -31,6 +33,7 @@ async fn wait_for_metric(stage: &Stage, line: &str) {
 
 #[tokio::test]
 async fn a_client_that_leaves_a_stream_ends_the_work() {
+    // scheduler-01.
     let stage = stage().await;
     hangs(&stage);
     let mut events = stage.http.open(CHAT, &chat(json!({"stream": true}))).await;
@@ -47,6 +50,7 @@ async fn a_client_that_leaves_a_stream_ends_the_work() {
 
 #[tokio::test]
 async fn a_client_that_leaves_before_the_reply_ends_the_work() {
+    // scheduler-02: nothing has come yet, streamed or not.
     let stage = stage().await;
     hangs(&stage);
     for stream in [false, true] {
@@ -64,6 +68,23 @@ async fn a_client_that_leaves_before_the_reply_ends_the_work() {
         drop(socket);
         stage.worker.ended(before + 1).await;
     }
+    // The same by a reset of one stream of a connection that stays.
+    let address = stage.router.http_address();
+    let socket = TokioIo::new(tokio::net::TcpStream::connect(address).await.unwrap());
+    let (mut client, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), socket).await.unwrap();
+    let connection = tokio::spawn(connection);
+    for stream in [false, true] {
+        let before = stage.worker.requests().len();
+        let body = completion(json!({"stream": stream})).to_string();
+        let request = http::Request::post(format!("http://{address}{COMPLETIONS}"));
+        let reply = client.send_request(request.body(Full::new(bytes::Bytes::from(body))).unwrap());
+        let reply = tokio::spawn(reply);
+        stage.worker.begun(before + 1).await;
+        reply.abort();
+        stage.worker.ended(before + 1).await;
+    }
+    assert!(!connection.is_finished());
 }
 
 #[tokio::test]

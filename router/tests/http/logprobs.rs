@@ -6,6 +6,7 @@ use crate::{CHAT, COMPLETIONS, chat, completion, stage};
 
 #[tokio::test]
 async fn chats_have_content_entries() {
+    // logprobs-05, logprobs-07.
     let stage = stage().await;
     stage.worker.says("ž");
     let content = async |fields: Value| {
@@ -28,6 +29,7 @@ async fn chats_have_content_entries() {
 
 #[tokio::test]
 async fn completions_have_parallel_arrays() {
+    // logprobs-05, logprobs-07.
     let stage = stage().await;
     stage.worker.says("xy");
     let logprobs = async |fields: Value| {
@@ -47,6 +49,7 @@ async fn completions_have_parallel_arrays() {
 
 #[tokio::test]
 async fn an_echoed_prompt_has_an_entry_per_token_the_first_without_probability() {
+    // logprobs-04.
     let stage = stage().await;
     stage.worker.says("xy");
     let fields = json!({"prompt": "až", "echo": true, "logprobs": 1, "max_tokens": 1});

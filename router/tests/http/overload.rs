@@ -16,6 +16,7 @@ const REQUESTS: usize = 10 * (SLOTS + QUEUE);
 
 #[tokio::test]
 async fn what_neither_workers_nor_queue_take_is_refused_at_once() {
+    // limits-03.
     let stage = stage_with(|c| c.limits.queue_requests_max = QUEUE, true).await;
     let go = tokio::sync::watch::Sender::new(false);
     let word = go.clone();

@@ -43,6 +43,7 @@ async fn a_completion_has_openais_shape() {
 
 #[tokio::test]
 async fn cached_tokens_are_told() {
+    // prefix-cache-07.
     let stage = stage().await;
     stage.worker.script(|request| {
         use futures::StreamExt;
@@ -61,6 +62,7 @@ fn texts(reply: &Value) -> Vec<(u64, String)> {
 
 #[tokio::test]
 async fn every_choice_of_every_prompt_has_its_own_index_and_text() {
+    // api-09.
     let stage = stage().await;
     stage.worker.says("<#>");
     let four = stage.http.post(COMPLETIONS, &completion(json!({"n": 4}))).await.json();
@@ -89,6 +91,7 @@ async fn every_choice_of_every_prompt_has_its_own_index_and_text() {
 
 #[tokio::test]
 async fn eight_requests_of_four_choices_do_not_mix() {
+    // api-07.
     let stage = stage().await;
     stage.worker.script(|request| {
         let prompt = *request.prompt_ids.last().unwrap() as u8 as char;

@@ -12,9 +12,11 @@ use crate::{CHAT, COMPLETIONS, chat, completion, stage, stage_with, streamed_tex
 
 #[tokio::test]
 async fn a_chat_opens_with_the_role_and_closes_with_the_reason() {
+    // streaming-12, as far as a proxy's behaviour follows from the headers; that chunks go out one by one is shown below.
     let stage = stage().await;
     stage.worker.says("hi");
-    let reply = stage.http.post(CHAT, &chat(json!({"stream": true}))).await;
+    let compressed = [("content-type", "application/json"), ("accept-encoding", "gzip, br, zstd")];
+    let reply = stage.http.post_with(CHAT, &compressed, chat(json!({"stream": true})).to_string()).await;
     assert_eq!(reply.status, StatusCode::OK);
     assert_eq!(reply.header("content-type"), Some("text/event-stream; charset=utf-8"));
     assert_eq!(
@@ -46,6 +48,7 @@ async fn a_chat_opens_with_the_role_and_closes_with_the_reason() {
 
 #[tokio::test]
 async fn usage_comes_once_and_only_when_asked_for() {
+    // streaming-01, streaming-02.
     let stage = stage().await;
     let run = async |options: Value| {
         let body = chat(json!({"stream": true, "stream_options": options}));
@@ -105,6 +108,7 @@ async fn token_ids_are_streamed_on_request() {
 
 #[tokio::test]
 async fn a_failure_in_the_middle_is_an_error_event_and_no_success() {
+    // streaming-08.
     let stage = stage().await;
     stage.worker.script(|request| {
         let begin: Vec<_> = responses(request, "abc").into_iter().take(4).map(Ok).collect();
@@ -117,7 +121,10 @@ async fn a_failure_in_the_middle_is_an_error_event_and_no_success() {
     let (last, chunks) = events.split_last().unwrap();
     assert_eq!(streamed_text(chunks, 0), "abc");
     assert!(chunks.iter().all(|c| c["choices"][0]["finish_reason"].is_null()));
-    assert_eq!(last["error"]["code"], "internal_error");
+    assert_eq!(
+        (&last["error"]["code"], &last["error"]["type"]),
+        (&json!("internal_error"), &json!("server_error"))
+    );
     assert!(last["error"]["message"].as_str().unwrap().contains("the worker broke"));
 
     let whole = stage.http.post(CHAT, &chat(json!({}))).await;
@@ -131,6 +138,7 @@ async fn a_failure_in_the_middle_is_an_error_event_and_no_success() {
 
 #[tokio::test]
 async fn silence_is_filled_with_comments_and_headers_do_not_wait_for_the_first_token() {
+    // streaming-10.
     let stage = stage_with(|c| c.timeouts.sse_keep_alive = Duration::from_millis(100), true).await;
     let (go, wait) = tokio::sync::watch::channel(false);
     stage.worker.script(move |request| {
@@ -145,13 +153,37 @@ async fn silence_is_filled_with_comments_and_headers_do_not_wait_for_the_first_t
     for _ in 0..3 {
         assert_eq!(events.next().await.as_deref(), Some(": keep-alive"));
     }
+    // Meanwhile a whole reply waits in silence for as long.
+    let whole = tokio::spawn({
+        let http = stage.http.clone();
+        async move { http.post(CHAT, &chat(json!({}))).await }
+    });
+    stage.worker.begun(2).await;
+    for _ in 0..3 {
+        assert_eq!(events.next().await.as_deref(), Some(": keep-alive"));
+    }
     go.send(true).unwrap();
     let reply = events.read().await;
     assert!(reply.text.ends_with("data: [DONE]\n\n"), "{}", reply.text);
+    assert!(whole.await.unwrap().text.starts_with('{'), "not a byte before the reply");
+}
+
+#[tokio::test]
+async fn silence_stays_silence_where_comments_are_off() {
+    // streaming-10.
+    let stage = stage_with(|c| c.timeouts.sse_keep_alive = Duration::ZERO, true).await;
+    stage.worker.script(move |request| {
+        let messages = responses(request, "ok");
+        let late = futures::stream::once(tokio::time::sleep(Duration::from_secs(1)));
+        late.flat_map(move |()| futures::stream::iter(messages.clone()).map(Ok)).boxed()
+    });
+    let reply = stage.http.post(CHAT, &chat(json!({"stream": true}))).await;
+    assert!(!reply.text.contains(": keep-alive") && reply.chunks().len() > 2, "{}", reply.text);
 }
 
 #[tokio::test]
 async fn tokens_go_out_one_by_one() {
+    // streaming-12.
     let stage = stage().await;
     let (step, steps) = tokio::sync::mpsc::unbounded_channel::<()>();
     let steps = std::sync::Mutex::new(Some(steps));

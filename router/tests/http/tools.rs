@@ -111,6 +111,7 @@ fn call(name: &str, arguments: &str) -> (String, String, String) {
 
 #[tokio::test]
 async fn parallel_calls_add_up_to_what_the_whole_reply_says() {
+    // tools-01, tools-02, client-01.
     let stage = roomy_stage().await;
     stage.worker.says(TWO_CALLS);
     let added = both(&stage, &with_tools(json!({}))).await;
@@ -134,6 +135,7 @@ async fn a_message_that_only_calls_has_no_content() {
 
 #[tokio::test]
 async fn a_call_that_max_tokens_cuts_is_told_as_cut() {
+    // tools-03.
     let stage = roomy_stage().await;
     stage.worker.says(WEATHER);
     let named = json!({"type": "function", "function": {"name": "weather"}});
@@ -209,6 +211,7 @@ async fn allowed_tools_alone_are_told_of_and_called() {
 
 #[tokio::test]
 async fn tool_choice_none_is_taken_with_tools_and_without() {
+    // tools-07.
     let stage = roomy_stage().await;
     stage.worker.says(TWO_CALLS);
     for fields in [
@@ -235,6 +238,7 @@ async fn tool_choice_none_is_taken_with_tools_and_without() {
 
 #[tokio::test]
 async fn stop_strings_are_looked_for_in_content_and_not_in_calls() {
+    // tools-08.
     let stage = roomy_stage().await;
     stage.worker.says(TWO_CALLS);
     let stop = json!(["\n\n", "}}", "zzz", "</tool_call>"]);
@@ -261,6 +265,7 @@ async fn each_of_several_choices_has_calls_of_its_own() {
 
 #[tokio::test]
 async fn usual_histories_of_calls_are_taken() {
+    // chat-template-03.
     let stage = roomy_stage().await;
     let call =
         json!({"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}});

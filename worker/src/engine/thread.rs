@@ -63,12 +63,13 @@ impl EngineThread {
         let mut idle = true;
         loop {
             let mail = self.inbox.take(idle);
-            if mail.stopping {
-                return self.settle();
-            }
+            // At the end too: whoever came with the last mail is to hear the same as all others.
             self.receive(mail.submitted);
             for (ticket, cut) in mail.aborted {
                 self.abort(ticket, &cut);
+            }
+            if mail.stopping {
+                return self.settle();
             }
             self.submit_steps()?;
             idle = self.in_flight.is_empty();

@@ -52,6 +52,7 @@ fn ids(seed: u64, len: usize) -> Vec<u32> {
 /// vllm#36390: a request that needs much held up the whole queue.
 #[test]
 fn small_requests_pass_a_big_one_which_still_finishes() {
+    // scheduler-03.
     let mut sim = simulation(config(64, 32, 1024));
     sim.add(sequence(1, &ids(1, 39 * 16), 16));
     sim.step();
@@ -67,6 +68,7 @@ fn small_requests_pass_a_big_one_which_still_finishes() {
 /// The other side of it: the big one is overtaken a bounded number of times while small ones keep coming.
 #[test]
 fn a_big_request_is_overtaken_a_bounded_number_of_times() {
+    // scheduler-03.
     let mut sim = simulation(config(64, 8, 1024));
     sim.add(sequence(1, &ids(1, 20), 60));
     sim.step();
@@ -86,6 +88,7 @@ fn a_big_request_is_overtaken_a_bounded_number_of_times() {
 /// vllm#16832 and vllm#41951: answers cut short after a preemption; the same one preempted again and again.
 #[test]
 fn preempted_sequences_answer_in_full_and_keep_their_place() {
+    // scheduler-05, scheduler-08.
     let mut sim = simulation(config(64, 8, 256));
     let mut request = 0;
     let mut rounds = 0;
@@ -112,17 +115,26 @@ fn preempted_sequences_answer_in_full_and_keep_their_place() {
 /// vllm#1026: a long prompt stopped all who were decoding.
 #[test]
 fn long_prompts_do_not_stop_decoding() {
+    // scheduler-07.
     let mut sim = simulation(config(2048, 8, 256));
+    // Alone, one of them takes so many steps to its first token.
+    let mut alone = simulation(config(2048, 8, 256));
+    alone.add(sequence(2, &ids(2, 4000), 4));
+    let steps_alone =
+        (1..1000).find(|_| alone.step() && alone.live.values().any(|live| !live.got.is_empty()));
     sim.add(sequence(1, &ids(1, 20), 200));
     while sim.step() && sim.live.values().all(|live| live.got.len() < 5) {}
     (2..7).for_each(|request| sim.add(sequence(request, &ids(request, 4000), 4)));
-    let mut tokens = 5;
+    let (mut tokens, mut first) = (5, None);
     while tokens < 60 {
         sim.step();
         let now = sim.live.values().next().unwrap().got.len();
         assert_eq!(now, tokens + 1, "every step brings a token");
         tokens = now;
+        let begun = sim.live.iter().any(|(key, live)| key.request == 2 && !live.got.is_empty());
+        first = first.or(begun.then_some(tokens - 5));
     }
+    assert!(first < steps_alone.map(|steps| 2 * steps), "first token after {first:?}, alone {steps_alone:?}");
     assert!(sim.runner.step_tokens.iter().all(|tokens| *tokens <= 256));
     sim.finish();
 }
@@ -131,6 +143,7 @@ fn long_prompts_do_not_stop_decoding() {
 /// and a short one that is the beginning of a cached one. `cached_tokens` is in whole blocks and never the whole prompt.
 #[test]
 fn repeated_prompts_hit_whole_blocks_and_compute_at_least_a_token() {
+    // prefix-cache-02, prefix-cache-03, prefix-cache-07.
     let prompt = ids(1, 100);
     let cases = [
         (88, 0),
@@ -195,6 +208,7 @@ fn a_block_is_told_when_the_step_that_fills_it_has_completed() {
 /// mlx-lm#980: prefix reuse was off or wrong for models with a sliding window.
 #[test]
 fn sliding_windows_reuse_prefixes_and_bound_their_blocks() {
+    // kv-cache-02.
     let kv = KvConfig {
         block_tokens: 16,
         blocks: [512, 256],
@@ -222,6 +236,7 @@ fn sliding_windows_reuse_prefixes_and_bound_their_blocks() {
 /// vllm#5578: many samples of one prompt stored it many times, and preempted ones came behind new ones.
 #[test]
 fn choices_share_their_prompt_and_preempted_ones_come_first() {
+    // kv-cache-04.
     let mut sim = simulation(config(80, 12, 256));
     let prompt = ids(1, 30 * 16 + 5);
     let leader = SequenceKey { priority: 0, request: 1, choice: 0 };
@@ -246,6 +261,7 @@ fn choices_share_their_prompt_and_preempted_ones_come_first() {
 /// llama.cpp#27148: an answer from somebody else's conversation, under load and eviction.
 #[test]
 fn clients_never_see_each_others_prefixes() {
+    // prefix-cache-01.
     let seed = 11;
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);

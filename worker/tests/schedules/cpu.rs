@@ -167,6 +167,7 @@ pub(crate) fn test_model(file: &str) -> PathBuf {
 
 #[test]
 fn tiny_gemma_answers_as_if_alone() {
+    // kv-cache-02.
     check(&Subject::open(&tiny("gemma3"), Compute::F32, KvDtype::Bf16), &[], (100, 12), 0..16);
 }
 
@@ -183,6 +184,7 @@ fn tiny_qwen_answers_as_if_alone() {
 /// The quantised model that is served by default, half of whose answers are held to a grammar.
 #[test]
 fn smollm_answers_as_if_alone() {
+    // sampling-08.
     let path = test_model("SmolLM2-135M-Instruct.Q4_1.gguf");
     let bundle = Checkpoint::open(&path).unwrap().tokenizer_bundle().unwrap();
     let grammars = grammars::compile(&Tokenizer::new(&bundle).unwrap());

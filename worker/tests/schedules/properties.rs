@@ -12,6 +12,7 @@ const SEEDS: u64 = 400;
 
 #[test]
 fn every_answer_is_that_of_the_sequence_alone() {
+    // scheduler-05, prefix-cache-01.
     let (mut preemptions, mut finished) = (0, 0);
     for seed in 0..SEEDS {
         println!("seed {seed}");

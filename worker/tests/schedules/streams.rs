@@ -11,6 +11,7 @@ use crate::engines::*;
 /// ATOM#1562 and ATOM#1589: requests whose client hung up ran on; blocks leaked; aborts were counted for normal ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cut_streams_free_everything_and_others_finish() {
+    // kv-cache-01.
     let engine = start();
     for round in 0..5 {
         let mut tasks = Vec::new();

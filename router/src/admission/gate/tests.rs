@@ -136,6 +136,7 @@ async fn a_tenant_at_its_limit_does_not_keep_out_others() {
 
 #[tokio::test(start_paused = true)]
 async fn patience_and_deadline_end_the_wait() {
+    // limits-03.
     let bench = bench(AMPLE, AMPLE);
     let check = async |deadline: u64, expected: u64| {
         let start = Instant::now();

@@ -134,6 +134,7 @@ fn greedy_takes_the_lowest_of_equals() {
 
 #[test]
 fn tiny_temperatures_are_greedy() {
+    // sampling-01.
     let logits = [1.0, 2.5, 2.0, -3.0];
     for temperature in [f32::MIN_POSITIVE, 1e-30, 1e-6, 1e-5, 1e-3, 0.01] {
         for top_p in [1.0, 0.5] {
@@ -145,6 +146,7 @@ fn tiny_temperatures_are_greedy() {
 
 #[test]
 fn numbers_that_are_none() {
+    // sampling-01.
     let nan = f32::NAN;
     let check = |logits: &[f32], expected| {
         assert_eq!(Position::new(logits, SamplingParams::greedy()).token(), expected, "{logits:?}");
