@@ -22,6 +22,7 @@ use clap::{Parser, Subcommand};
 use thalweg_loadtest::LoadError;
 use thalweg_proto::trust::TrustError;
 use thalweg_router::error::RouterStartError;
+use thalweg_worker::engine::EngineError;
 use thalweg_worker::worker::StartError;
 
 use crate::options::BadOption;
@@ -91,7 +92,10 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
                 cause.downcast_ref(),
                 Some(RouterStartError::Config { .. } | RouterStartError::NoKey | RouterStartError::Trust(_))
             )
-            || matches!(cause.downcast_ref(), Some(StartError::Config { .. }))
+            || matches!(
+                cause.downcast_ref(),
+                Some(StartError::Config { .. } | StartError::Engine(EngineError::Config { .. }))
+            )
             || matches!(cause.downcast_ref(), Some(LoadError::Plan { .. }))
     };
     if error.chain().any(is_option) { ExitCode::from(2) } else { ExitCode::FAILURE }

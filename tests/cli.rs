@@ -121,6 +121,8 @@ fn flags_that_cannot_work_are_refused() {
     refused(worker(&model, &["--index", "memcached"]), 2, &["--index", "memory", "redis://"]);
     refused(worker(&model, &["--membership", "kubernetes"]), 2, &["--membership", "static", "etcd://"]);
     refused(worker(&model, &["--engine", "sim"]), 2, &["--profile"]);
+    let few = ["--max-num-batched-tokens", "1", "--max-num-seqs", "64"];
+    refused(worker(&model, &few), 2, &["--max-num-batched-tokens", "--max-num-seqs"]);
     // With the CUDA backend and without it, on a machine without a GPU.
     let says = if cfg!(feature = "cuda") { "libcuda" } else { "--features cuda" };
     refused(worker(&model, &["--device", "cuda"]), 1, &[says]);

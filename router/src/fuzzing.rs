@@ -7,22 +7,29 @@ use thalweg_proto::v1;
 
 use crate::config::Surface;
 use crate::dispatch::GenerationEvent;
-use crate::models::Models;
+use crate::models::{ModelEntry, Models};
 use crate::output::Assembly;
 use crate::output::choice::Piece;
 use crate::output::part::{CallDelta, Part};
 use crate::output::tools::{ToolFormat, ToolPlan, ToolReader};
-use crate::request::{Endpoint, Served, ValidRequest, parse_chat, parse_completion, parse_object};
+use crate::request::responses::{Draft, parse_responses};
+use crate::request::{
+    Endpoint, Served, ValidRequest, parse_chat, parse_completion, parse_embedding, parse_object,
+};
 use crate::sse::chunk::{ChunkChoice, ChunkWriter, ReplyHead};
 use crate::test_support;
-use crate::tokenize::{TokenizedPrompt, tokenize_request};
+use crate::tokenize::{TokenizedPrompt, tokenize_inputs, tokenize_request};
 
 static MODELS: LazyLock<Models> = LazyLock::new(test_support::models);
 
-/// A body as both endpoints take it.
+/// A body as every endpoint takes it.
 pub fn body(bytes: &[u8]) {
-    for endpoint in [Endpoint::Chat, Endpoint::Completions] {
+    for endpoint in [Endpoint::Chat, Endpoint::Completions, Endpoint::Responses] {
         drop(accept(endpoint, bytes));
+    }
+    let info = |_: &ModelEntry| Ok(v1::EmbeddingInfo { width: 8, pooling: v1::Pooling::Mean.into() });
+    if let Ok(object) = parse_object(bytes) {
+        drop(parse_embedding(object, &MODELS, &info).and_then(|mut request| tokenize_inputs(&mut request)));
     }
 }
 
@@ -33,6 +40,10 @@ fn accept(endpoint: Endpoint, bytes: &[u8]) -> Option<(ValidRequest, Vec<Tokeniz
     let mut request = match endpoint {
         Endpoint::Chat => parse_chat(object, &served),
         Endpoint::Completions => parse_completion(object, &served),
+        Endpoint::Responses => {
+            let draft = Draft::read(object).ok()?;
+            parse_responses(draft, Vec::new(), false, &served).map(|(request, _)| request)
+        }
     }
     .ok()?;
     let prompts = tokenize_request(&mut request).ok()?;

@@ -4,7 +4,7 @@
 //! as behind a disk that hangs, records are dropped, counted and told of once.
 
 use std::fs::OpenOptions;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,9 +43,12 @@ impl UsageLog {
             Box::new(OpenOptions::new().create(true).append(true).open(target)?)
         };
         let (queue, waiting) = sync_channel(WAITING_MAX);
-        std::thread::Builder::new().name("usage-log".to_owned()).spawn(move || write_all(&waiting, out))?;
         let dropped = Counter::default();
-        let help = "Usage records that were not written because the file did not keep up";
+        let lost = dropped.clone();
+        std::thread::Builder::new()
+            .name("usage-log".to_owned())
+            .spawn(move || write_all(&waiting, out, &lost))?;
+        let help = "Usage records that were not written because the file did not keep up or had no room";
         registry.register("usage_records_dropped", help, dropped.clone());
         Ok(Self { queue, dropped, has_dropped: Arc::default() })
     }
@@ -73,20 +76,27 @@ impl UsageLog {
     }
 }
 
-/// Writes until every sender is gone; what was written is flushed whenever nothing waits.
-fn write_all(waiting: &Receiver<Message>, out: impl Write) {
-    let mut out = BufWriter::new(out);
-    let mut fails = false;
+/// Writes until every sender is gone, as much at a time as waits.
+fn write_all(waiting: &Receiver<Message>, mut out: impl Write, lost: &Counter) {
+    let (mut fails, mut is_torn) = (false, false);
     while let Ok(first) = waiting.recv() {
-        let mut result = Ok(());
-        let mut flushed = Vec::new();
+        // What there is of a record that was cut off stays a line of its own.
+        let mut lines = if is_torn { vec![b'\n'] } else { Vec::new() };
+        let (mut ends, mut flushed) = (Vec::new(), Vec::new());
         for message in std::iter::once(first).chain(waiting.try_iter()) {
             match message {
-                Message::Record(line) => result = result.and_then(|()| out.write_all(&line)),
+                Message::Record(line) => {
+                    lines.extend_from_slice(&line);
+                    ends.push(lines.len());
+                }
                 Message::Flush(done) => flushed.push(done),
             }
         }
-        let result = result.and_then(|()| out.flush());
+        let (written, result) = append(&mut out, &lines);
+        lost.inc_by(ends.iter().filter(|end| **end > written).count() as u64);
+        if written > 0 {
+            is_torn = lines[written - 1] != b'\n';
+        }
         if let Err(error) = &result
             && !fails
         {
@@ -98,6 +108,20 @@ fn write_all(waiting: &Receiver<Message>, out: impl Write) {
             let _ = done.send(());
         }
     }
+}
+
+/// How many bytes were written, and what kept the others.
+fn append(out: &mut impl Write, bytes: &[u8]) -> (usize, io::Result<()>) {
+    let mut written = 0;
+    while written < bytes.len() {
+        match out.write(&bytes[written..]) {
+            Ok(0) => return (written, Err(io::ErrorKind::WriteZero.into())),
+            Ok(some) => written += some,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return (written, Err(error)),
+        }
+    }
+    (written, out.flush())
 }
 
 #[cfg(test)]
@@ -115,6 +139,49 @@ mod tests {
         let text = std::fs::read_to_string(file.path()).expect("readable");
         assert_eq!(text, "before\n{\"a\":1}\n{\"b\":\"x\\ny\"}\n");
         assert!(UsageLog::open(Path::new("/nowhere/usage"), &mut Registry::default()).is_err());
+    }
+
+    /// A disk with room for so many bytes, and for all once there is more.
+    struct Disk {
+        room: usize,
+        written: Arc<parking_lot::Mutex<Vec<u8>>>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let some = bytes.len().min(self.room);
+            if some == 0 {
+                self.room = usize::MAX;
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.room -= some;
+            self.written.lock().extend_from_slice(&bytes[..some]);
+            Ok(some)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn records_for_which_there_is_no_room_are_counted_and_tear_no_other() {
+        let (queue, waiting) = sync_channel(9);
+        let (written, lost) = (Arc::<parking_lot::Mutex<Vec<u8>>>::default(), Counter::default());
+        let disk = Disk { room: 12, written: Arc::clone(&written) };
+        let record =
+            |text: &str| queue.send(Message::Record(format!("{text}\n").into_bytes())).expect("room");
+        ["{\"a\":1}", "{\"b\":2}", "{\"c\":3}"].into_iter().for_each(record);
+        let counter = lost.clone();
+        let writer = std::thread::spawn(move || write_all(&waiting, disk, &counter));
+        while lost.get() < 2 {
+            std::thread::yield_now();
+        }
+        record("{\"d\":4}");
+        drop(queue);
+        writer.join().expect("no panic");
+        assert_eq!(String::from_utf8_lossy(&written.lock()), "{\"a\":1}\n{\"b\"\n{\"d\":4}\n");
+        assert_eq!(lost.get(), 2);
     }
 
     #[test]

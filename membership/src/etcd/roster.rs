@@ -40,7 +40,7 @@ impl Roster {
     pub(super) fn replace(&mut self, found: &[KeyValue]) -> Vec<Malformed> {
         let named = |kind| {
             let key = |kv: &KeyValue| match keys::parse(&self.prefix, &kv.key) {
-                Some((of, id)) if of == kind => Some(id.to_owned()),
+                Some((of, id)) if of == kind && (kind == Kind::Worker || lives(kv)) => Some(id.to_owned()),
                 _ => None,
             };
             found.iter().filter_map(key).collect::<BTreeSet<String>>()
@@ -57,7 +57,9 @@ impl Roster {
         let (kind, id) = keys::parse(&self.prefix, &kv.key)?;
         let id = id.to_owned();
         if kind == Kind::Router {
-            self.routers.insert(id);
+            if lives(kv) {
+                self.routers.insert(id);
+            }
             return None;
         }
         match Record::member(&id, &kv.value) {
@@ -98,12 +100,17 @@ impl Roster {
     }
 }
 
+/// A router's key goes with the router: one without a lease is of somebody else, and would take its share of all limits for ever.
+fn lives(kv: &KeyValue) -> bool {
+    kv.lease != 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn kv(key: &str, value: &str, mod_revision: i64) -> KeyValue {
-        KeyValue { key: key.into(), value: value.into(), mod_revision, ..KeyValue::default() }
+        KeyValue { key: key.into(), value: value.into(), mod_revision, lease: 7, ..KeyValue::default() }
     }
 
     fn worker(id: &str, port: u16, revision: i64) -> KeyValue {
@@ -127,6 +134,8 @@ mod tests {
         check(&roster, "1 2", 1);
         assert_eq!(roster.put(&worker("a", 9, 2)), None);
         assert_eq!(roster.put(&kv("/t/routers/you", "", 3)), None);
+        let left = KeyValue { lease: 0, ..kv("/t/routers/left", "{}", 3) };
+        assert_eq!((roster.put(&left), roster.routers()), (None, 2));
         check(&roster, "9 2", 2);
         roster.delete(b"/t/workers/b");
         roster.delete(b"/t/routers/me");

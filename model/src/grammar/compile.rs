@@ -28,6 +28,9 @@ use crate::tokenizer::Tokenizer;
 /// Characters of the library's own words that a message repeats.
 const REASON_CHARS_MAX: usize = 400;
 
+/// The library's word for a grammar none of whose texts can be begun.
+const NOTHING_FITS: &str = "NoExtensionBias";
+
 /// No grammar came of a source.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
@@ -148,7 +151,7 @@ impl Grammars {
             let start = Matcher::new(llguidance::Matcher::new(Ok(parser)), self.0.vocabulary.clone());
             // What has no beginning has no end; and what takes too long once would do so in every request.
             let mask = start.copy().mask(&[]);
-            mask.map_err(|error| GrammarError::Invalid { reason: error.to_string() })?;
+            mask.map_err(|error| no_beginning(&error.to_string()))?;
             Ok(Grammar { start: Arc::new(start), hash })
         }));
         let grammar = compiled.unwrap_or_else(|_| Err(panicked()))?;
@@ -219,6 +222,11 @@ fn refusal(error: &anyhow::Error) -> GrammarError {
         return panicked();
     }
     GrammarError::Invalid { reason: brief(&reason) }
+}
+
+fn no_beginning(words: &str) -> GrammarError {
+    let reason = if words.contains(NOTHING_FITS) { "no text matches it" } else { words };
+    GrammarError::Invalid { reason: reason.to_owned() }
 }
 
 pub(super) fn brief(reason: &str) -> String {

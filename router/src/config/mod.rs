@@ -101,14 +101,15 @@ pub struct Limits {
     pub body_buffer_bytes_max: usize,
 
     /// Requests that wait in this router, beyond those that its workers have taken; above it 429. A worker takes
-    /// --max-num-seqs of its own and as many more as make a second of prefill, which are many where prompts are short.
+    /// --max-num-seqs of its own and as many more as make a second of prefill, which are many where prompts are short. The
+    /// default is twice what one tenant may have, so that none fills the queue alone.
     /// This and the next three are limits of the whole cluster: each of n live routers enforces the n-th part
-    #[arg(long, env = "THALWEG_QUEUE_REQUESTS_MAX", default_value_t = 2048)]
+    #[arg(long, env = "THALWEG_QUEUE_REQUESTS_MAX", default_value_t = 4096)]
     #[arg(value_parser = value::whole(1..=1_000_000usize))]
     pub queue_requests_max: usize,
 
     /// Tokens (prompts and expected outputs) that wait in this router; above it 429
-    #[arg(long, env = "THALWEG_QUEUE_TOKENS_MAX", default_value_t = 16_000_000)]
+    #[arg(long, env = "THALWEG_QUEUE_TOKENS_MAX", default_value_t = 32_000_000)]
     #[arg(value_parser = value::whole(1..=TOKENS_MAX))]
     pub queue_tokens_max: u64,
 
