@@ -123,6 +123,10 @@ fn seconds_histogram() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 18))
 }
 
+/// Why requests are taken from a worker, so that a rate has its zero.
+pub(crate) const FAILURES: [&str; 8] =
+    ["connection", "connect", "gone", "ended_early", "nonsense", "draining", "unavailable", "overloaded"];
+
 impl DispatchMetrics {
     fn register(registry: &mut Registry) -> Self {
         let this = Self {
@@ -136,8 +140,13 @@ impl DispatchMetrics {
             first_token: seconds_histogram(),
         };
         // Codes are few, and a rate needs its zero.
-        for code in ErrorCode::ALL.map(ErrorCode::as_str).into_iter().chain(["ok"]) {
+        for code in ErrorCode::ALL.map(ErrorCode::as_str) {
             this.dispatched.get_or_create_owned(&CodeLabel { code });
+            this.broken.get_or_create_owned(&CodeLabel { code });
+        }
+        this.dispatched.get_or_create_owned(&CodeLabel { code: "ok" });
+        for reason in FAILURES {
+            this.retries.get_or_create_owned(&ReasonLabel { reason });
         }
         registry.register(
             "requests",

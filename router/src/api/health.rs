@@ -31,6 +31,7 @@ pub(super) async fn ready(State(api): State<Arc<Api>>) -> Response {
 
 /// Prometheus' text format.
 pub(super) async fn metrics(State(api): State<Arc<Api>>) -> Response {
+    api.router.models.list().iter().for_each(|model| api.metrics.know(&model.name));
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, content_type)], api.router.metrics_text()).into_response()
 }

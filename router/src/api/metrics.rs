@@ -5,8 +5,20 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use thalweg_proto::code::ErrorCode;
 
 use crate::usage::{Outcome, Usage};
+
+const ENDPOINTS: [&str; 4] = ["chat", "completions", "responses", "embeddings"];
+/// Codes that are watched: whatever else goes wrong begins with its first request.
+const FAILED: [ErrorCode; 6] = [
+    ErrorCode::Overloaded,
+    ErrorCode::Unavailable,
+    ErrorCode::DeadlineExceeded,
+    ErrorCode::WorkerCrashed,
+    ErrorCode::Internal,
+    ErrorCode::InvalidRequest,
+];
 
 /// Families of finished requests.
 pub(crate) struct ApiMetrics {
@@ -63,6 +75,22 @@ impl ApiMetrics {
             this.request_seconds.clone(),
         );
         this
+    }
+
+    /// Zeros of what may become of requests to a model: a rate does not see a series begin.
+    pub(super) fn know(&self, model: &str) {
+        for endpoint in ENDPOINTS {
+            for outcome in
+                [Outcome::Complete, Outcome::Cancelled].into_iter().chain(FAILED.map(Outcome::Failed))
+            {
+                let outcome = outcome.as_str();
+                drop(self.requests.get_or_create(&RequestLabels {
+                    model: model.to_owned(),
+                    endpoint,
+                    outcome,
+                }));
+            }
+        }
     }
 
     /// Counts one finished request.

@@ -8,9 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-/// Why answers are continued elsewhere, so that a rate has its zero.
-const REASONS: [&str; 7] =
-    ["connection", "connect", "gone", "ended_early", "nonsense", "draining", "unavailable"];
+use crate::metrics::FAILURES;
 
 /// Resumes and the pauses that clients see.
 pub(crate) struct ResumeMetrics {
@@ -28,7 +26,7 @@ impl ResumeMetrics {
         // A millisecond to two minutes.
         let pause = Histogram::new(exponential_buckets(0.001, 2.0, 18));
         let this = Self { resumes: Family::default(), pause };
-        for reason in REASONS {
+        for reason in FAILURES {
             this.resumes.get_or_create_owned(&ReasonLabel { reason });
         }
         let help = "Begun answers given to another worker, by how the one before failed";

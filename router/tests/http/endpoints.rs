@@ -75,6 +75,16 @@ async fn health_is_not_readiness() {
 async fn metrics_count_requests_by_how_they_ended() {
     let stage = stage().await;
     stage.worker.says("hello");
+    // autoscale-04: a rate does not see a series begin.
+    let text = stage.http.get("/metrics").await.text;
+    for zero in [
+        "http_requests_total{model=\"tiny\",endpoint=\"embeddings\",outcome=\"unavailable\"} 0",
+        "streams_broken_total{code=\"unavailable\"} 0",
+        "retries_total{reason=\"gone\"} 0",
+        "resumes_total{reason=\"gone\"} 0",
+    ] {
+        assert!(text.contains(&format!("thalweg_router_{zero}\n")), "{zero} is not in {text}");
+    }
     stage.http.post(CHAT, &chat(json!({}))).await;
     stage.http.post(CHAT, &chat(json!({"n": 0}))).await;
     let text = stage.http.get("/metrics").await.text;
