@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use thalweg_model::grammar::TokenMask;
 
 use crate::pooling::Pooling;
@@ -113,8 +114,8 @@ impl RowInput {
 pub struct BlockTable {
     /// Logical index of the first entry: blocks before it have left a sliding window.
     pub first: u32,
-    /// Physical blocks of logical blocks `first..`.
-    pub blocks: Vec<BlockId>,
+    /// Physical blocks of logical blocks `first..`. Shared by the steps between which they did not change.
+    pub blocks: Arc<[BlockId]>,
 }
 
 /// What a row yields.
@@ -171,7 +172,7 @@ pub struct StepOutput {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowOutput {
     /// Sampled tokens: none or one today, more with speculation.
-    pub sampled: Vec<Logprobs>,
+    pub sampled: SmallVec<[Logprobs; 1]>,
     /// Prompt logprobs, one per target.
     pub prompt: Vec<Logprobs>,
     /// The prompt's embedding, of length 1, from the row that ends it.

@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 
 use futures::task::AtomicWaker;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use thalweg_proto::ids::AttemptId;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -63,7 +64,9 @@ impl ChannelReader {
     fn take(&self) -> Option<Vec<ChannelEvent>> {
         let mut held = self.0.events.lock();
         let events = held.as_mut().filter(|events| !events.is_empty())?;
-        let rest = events.split_off(events.len().min(READ_MAX));
+        // The next step brings about as many.
+        let mut rest = Vec::with_capacity(events.len().min(READ_MAX));
+        rest.extend(events.drain(events.len().min(READ_MAX)..));
         Some(std::mem::replace(events, rest))
     }
 }
@@ -76,7 +79,7 @@ impl Drop for ChannelReader {
 
 /// Where a request's events go: to its own stream; or to a channel, and then its stream hears of ends alone. Unbounded in
 /// type, bounded in fact: each event holds a token, or is the last.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct EventSender {
     pub(crate) stream: UnboundedSender<Result<EngineEvent, Refusal>>,
     pub(crate) channel: Option<(Arc<EventChannel>, AttemptId)>,
@@ -127,7 +130,7 @@ impl Wakes {
 /// The event without its tokens, if a choice ends with it.
 fn ends_of(event: &EngineEvent) -> Option<EngineEvent> {
     let ended = event.deltas.iter().filter(|delta| delta.finish.is_some());
-    let deltas: Vec<ChoiceDelta> = ended
+    let deltas: SmallVec<[ChoiceDelta; 1]> = ended
         .map(|delta| ChoiceDelta { index: delta.index, finish: delta.finish, ..ChoiceDelta::default() })
         .collect();
     (!deltas.is_empty()).then_some(EngineEvent { prompt: None, deltas })

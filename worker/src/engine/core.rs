@@ -1,8 +1,10 @@
 //! The engine without its thread: requests in, plans out, step outputs in, events out. Time is an argument.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use thalweg_cache_index::event::BlockEvent;
 
 use super::EngineConfig;
@@ -39,7 +41,7 @@ pub(super) struct EngineCore {
 #[derive(Debug)]
 pub(super) struct Delivery {
     pub(super) ticket: Ticket,
-    pub(super) to: EventSender,
+    pub(super) to: Arc<EventSender>,
     pub(super) event: Result<EngineEvent, Refusal>,
     pub(super) is_last: bool,
 }
@@ -76,7 +78,7 @@ impl EngineCore {
         let output_max = (request.max_tokens as usize).min(self.max_model_len - request.prompt.len());
         let Opened { mut live, sequences } = live::open(ticket, request, output_max, events, now);
         if live.is_over() {
-            let event = live.event(Vec::new(), now, &mut self.ledger);
+            let event = live.event(SmallVec::new(), now, &mut self.ledger);
             self.deliveries.push(Delivery { ticket, to: live.events, event: Ok(event), is_last: true });
             return;
         }
@@ -136,7 +138,7 @@ impl EngineCore {
 
     fn digest_step(&mut self, mut updates: Vec<Update>, now: Duration) {
         // Nearly in order as they come; choices of one request must be neighbours.
-        updates.sort_by_key(|update| update.key.request);
+        updates.sort_unstable_by_key(|update| (update.key.request, update.key.choice));
         let mut updates = updates.into_iter().peekable();
         while let Some(request) = updates.peek().map(|update| update.key.request) {
             let ticket = Ticket(request);
@@ -145,7 +147,7 @@ impl EngineCore {
                 news.for_each(drop);
                 continue;
             };
-            let (mut deltas, mut failure) = (Vec::new(), None);
+            let (mut deltas, mut failure) = (SmallVec::new(), None);
             for mut update in news {
                 failure = failure.or(update.failure.take());
                 deltas.extend(live.delta(update, now, &mut self.ledger));
@@ -190,8 +192,8 @@ impl EngineCore {
     }
 
     /// Events since the last call.
-    pub(super) fn take_deliveries(&mut self) -> Vec<Delivery> {
-        std::mem::take(&mut self.deliveries)
+    pub(super) fn take_deliveries(&mut self) -> std::vec::Drain<'_, Delivery> {
+        self.deliveries.drain(..)
     }
 
     /// Changes of the published blocks since the last call.
@@ -228,7 +230,7 @@ impl EngineCore {
         }
     }
 
-    fn deliver(&mut self, ticket: Ticket, deltas: Vec<ChoiceDelta>, now: Duration) {
+    fn deliver(&mut self, ticket: Ticket, deltas: SmallVec<[ChoiceDelta; 1]>, now: Duration) {
         let Some(live) = self.requests.get_mut(&ticket) else { return };
         let delivery = live.deliver(ticket, deltas, now, &mut self.ledger);
         if delivery.is_last {

@@ -1,6 +1,9 @@
 //! A request between its arrival and its last event.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use smallvec::SmallVec;
 
 use super::channel::EventSender;
 use super::core::Delivery;
@@ -13,19 +16,19 @@ use crate::scheduler::{FinishReason, NewSequence, SequenceKey, Started, Update};
 /// What the engine keeps of a request; tokens and blocks are the scheduler's.
 #[derive(Debug)]
 pub(super) struct LiveRequest {
-    pub(super) events: EventSender,
+    pub(super) events: Arc<EventSender>,
     arrived: Duration,
     prompt_len: usize,
     wants_logprobs: bool,
     /// Its first event has a token, and is no embedding.
     draws: bool,
     /// Until the first event takes it along.
-    prompt: Option<PromptInfo>,
+    prompt: Option<Box<PromptInfo>>,
     /// Choices that had nothing left to do on arrival; the first event tells.
     ended: Vec<ChoiceDelta>,
     has_started: bool,
     /// Choices that have not ended.
-    open: Vec<LiveChoice>,
+    open: SmallVec<[LiveChoice; 1]>,
 }
 
 #[derive(Debug)]
@@ -80,12 +83,12 @@ pub(super) fn open(
     elect_leader(&mut sequences);
     let open = sequences.iter().map(|s| LiveChoice { key: s.key, tokens: 0, first_token: now }).collect();
     let live = LiveRequest {
-        events,
+        events: Arc::new(events),
         arrived: now,
         prompt_len: prompt.len(),
         wants_logprobs: sampling.logprobs.is_some(),
         draws: pooling.is_none(),
-        prompt: Some(PromptInfo::default()),
+        prompt: Some(Box::default()),
         ended,
         has_started: false,
         open,
@@ -175,7 +178,7 @@ impl LiveRequest {
         is_news.then(|| ChoiceDelta {
             index: update.key.choice,
             tokens: update.tokens.iter().map(|t| t.token).collect(),
-            logprobs: if self.wants_logprobs { update.tokens } else { Vec::new() },
+            logprobs: if self.wants_logprobs { update.tokens.into_vec() } else { Vec::new() },
             finish: update.finish,
         })
     }
@@ -183,14 +186,14 @@ impl LiveRequest {
     /// An event of these deltas. The first one takes along what became of the prompt.
     pub(super) fn event(
         &mut self,
-        mut deltas: Vec<ChoiceDelta>,
+        mut deltas: SmallVec<[ChoiceDelta; 1]>,
         now: Duration,
         ledger: &mut Ledger,
     ) -> EngineEvent {
         let since_arrival = now.saturating_sub(self.arrived);
         let prompt = self.prompt.take();
         if prompt.is_some() {
-            deltas.append(&mut self.ended);
+            deltas.extend(self.ended.drain(..));
             ledger.first_event(self.prompt_len, self.draws.then_some(since_arrival));
         }
         if self.is_over() {
@@ -203,7 +206,7 @@ impl LiveRequest {
     pub(super) fn deliver(
         &mut self,
         ticket: Ticket,
-        deltas: Vec<ChoiceDelta>,
+        deltas: SmallVec<[ChoiceDelta; 1]>,
         now: Duration,
         ledger: &mut Ledger,
     ) -> Delivery {
@@ -213,7 +216,7 @@ impl LiveRequest {
 
     /// The last event of an aborted request, and the sequences to give up.
     pub(super) fn abort(&mut self, ledger: &mut Ledger) -> (EngineEvent, Vec<SequenceKey>) {
-        let mut deltas = std::mem::take(&mut self.ended);
+        let mut deltas = SmallVec::from_vec(std::mem::take(&mut self.ended));
         let keys: Vec<SequenceKey> = self.open.drain(..).map(|choice| choice.key).collect();
         for key in &keys {
             ledger.choice_finished(FinishReason::Abort, 0, Duration::ZERO);
@@ -235,17 +238,18 @@ impl LiveRequest {
         &mut self,
         choices: &[u32],
         ledger: &mut Ledger,
-    ) -> (Vec<ChoiceDelta>, Vec<SequenceKey>) {
-        let cut = self.open.extract_if(.., |open| choices.contains(&open.key.choice));
-        let keys: Vec<SequenceKey> = cut.map(|open| open.key).collect();
-        let mut deltas = Vec::with_capacity(keys.len());
+    ) -> (SmallVec<[ChoiceDelta; 1]>, Vec<SequenceKey>) {
+        let is_cut = |open: &LiveChoice| choices.contains(&open.key.choice);
+        let keys: Vec<SequenceKey> = self.open.iter().filter(|o| is_cut(o)).map(|o| o.key).collect();
+        self.open.retain(|open| !is_cut(open));
+        let mut deltas = SmallVec::new();
         for key in &keys {
             ledger.choice_finished(FinishReason::Abort, 0, Duration::ZERO);
             let finish = Some(FinishReason::Abort);
             deltas.push(ChoiceDelta { index: key.choice, finish, ..ChoiceDelta::default() });
         }
         if self.prompt.is_some() {
-            self.ended.append(&mut deltas);
+            self.ended.extend(deltas.drain(..));
         }
         (deltas, keys)
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use thalweg_proto::block_hash::BlockHash;
 use thalweg_proto::ids::AttemptId;
 
@@ -55,9 +56,9 @@ pub struct ChoiceState {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineEvent {
     /// In the first event alone.
-    pub prompt: Option<PromptInfo>,
+    pub prompt: Option<Box<PromptInfo>>,
     /// At most one per choice.
-    pub deltas: Vec<ChoiceDelta>,
+    pub deltas: SmallVec<[ChoiceDelta; 1]>,
 }
 
 /// What became of the prompt.
@@ -79,7 +80,7 @@ pub struct ChoiceDelta {
     /// Which choice.
     pub index: u32,
     /// In order, each exactly once.
-    pub tokens: Vec<u32>,
+    pub tokens: SmallVec<[u32; 1]>,
     /// One per token when asked for, else empty.
     pub logprobs: Vec<Logprobs>,
     /// Set in the choice's last delta.

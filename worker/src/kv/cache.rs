@@ -7,7 +7,7 @@ use thalweg_proto::block_hash::BlockHash;
 
 use super::pool::BlockPool;
 use super::prefix::{Parent, PrefixIndex};
-use super::table::SequenceBlocks;
+use super::table::{GroupBlocks, SequenceBlocks};
 use super::{FULL, SLIDING};
 use crate::plan::{BlockId, KV_GROUPS};
 
@@ -124,9 +124,9 @@ impl KvCache {
     pub fn acquire(&mut self, hit: &PrefixHit) -> SequenceBlocks {
         let mut sequence = SequenceBlocks::default();
         for (group, held) in hit.held.iter().enumerate() {
-            let table = &mut sequence.groups[group];
-            table.blocks = held.iter().map(|id| self.pools[group].retain(*id)).collect();
-            table.first = if self.config.has_group[group] { hit.blocks - held.len() } else { 0 };
+            let first = if self.config.has_group[group] { hit.blocks - held.len() } else { 0 };
+            let blocks = held.iter().map(|id| self.pools[group].retain(*id)).collect();
+            sequence.groups[group] = GroupBlocks::new(first, blocks);
         }
         sequence
     }
@@ -150,20 +150,17 @@ impl KvCache {
                 self.index.drop_block(hash, group);
                 self.unpublish(hash, group);
             }
-            sequence.groups[group].blocks.push(block);
+            sequence.groups[group].push(block);
         }
     }
 
     /// Gives up sliding blocks that no token from position `context` on sees.
     pub fn slide(&mut self, sequence: &mut SequenceBlocks, context: usize) {
         let Some(window) = self.config.sliding_window else { return };
-        let table = &mut sequence.groups[SLIDING];
         let first_seen = (context + 1).saturating_sub(window) / self.config.block_tokens;
-        let passed = first_seen.saturating_sub(table.first).min(table.blocks.len());
-        for block in table.blocks.drain(..passed) {
+        for block in sequence.groups[SLIDING].pass(first_seen) {
             self.pools[SLIDING].release(block);
         }
-        table.first += passed;
     }
 
     /// Makes the sequence's full block number `logical`, written by `step` at the latest, findable. Where the same block
@@ -182,13 +179,14 @@ impl KvCache {
         let node = self.index.get_mut(hash).expect("it was found or inserted");
         let id = node.id;
         for group in 0..KV_GROUPS {
-            let Some(own) = sequence.groups[group].get_mut(logical) else { continue };
+            let table = &mut sequence.groups[group];
+            let Some(own) = table.get(logical) else { continue };
             let pool = &mut self.pools[group];
             match node.blocks[group] {
                 Some(held) if held == own.id() => {}
                 Some(held) => {
-                    let shared = pool.retain(held);
-                    pool.release(std::mem::replace(own, shared));
+                    let own = table.replace(logical, pool.retain(held));
+                    pool.release(own);
                 }
                 None => {
                     node.blocks[group] = Some(own.id());
@@ -205,7 +203,7 @@ impl KvCache {
     /// Gives all blocks back, the last ones first: a prefix outlives what stands behind it.
     pub fn release(&mut self, sequence: SequenceBlocks) {
         for (group, table) in sequence.groups.into_iter().enumerate() {
-            table.blocks.into_iter().rev().for_each(|block| self.pools[group].release(block));
+            table.into_blocks().into_iter().rev().for_each(|block| self.pools[group].release(block));
         }
     }
 

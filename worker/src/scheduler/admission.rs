@@ -3,7 +3,7 @@
 
 use std::ops::Bound;
 
-use super::rows::{Started, StepBuilder};
+use super::rows::{Started, StepBuilder, give_row};
 use super::sequence::{Running, Sequence};
 use super::{Scheduler, SequenceKey};
 use crate::kv::{FULL, PrefixHit, SLIDING};
@@ -140,10 +140,10 @@ impl Scheduler {
         };
         let mut blocks = self.kv.acquire(hit);
         self.kv.reserve(&mut blocks, FULL, tokens);
-        let running = Running::new(sequence, slot, blocks, (hit.blocks, hit.parent), block_tokens);
+        let mut running = Running::new(sequence, slot, blocks, (hit.blocks, hit.parent), block_tokens);
         step.start(&running, started);
+        let has_row = give_row(&mut self.kv, &mut running, step);
         self.running.insert(key, running);
-        let has_row = self.give_row(key, step);
         debug_assert!(has_row, "an admitted sequence has blocks for its first row");
     }
 }

@@ -1,7 +1,9 @@
 //! What comes back from a step: tokens accepted, ends found, blocks told and freed.
 
+use smallvec::SmallVec;
+
 use super::rows::RowRecord;
-use super::sequence::{Leaving, Running};
+use super::sequence::{Leaving, Running, Sequence};
 use super::{Scheduler, SequenceKey, remember};
 use crate::plan::{Logprobs, RowOutput, StepOutput};
 
@@ -37,7 +39,7 @@ pub struct Update {
     /// Which.
     pub key: SequenceKey,
     /// New tokens.
-    pub tokens: Vec<Logprobs>,
+    pub tokens: SmallVec<[Logprobs; 1]>,
     /// It has ended.
     pub finish: Option<FinishReason>,
     /// It cannot go on, and says why; its request fails.
@@ -70,7 +72,9 @@ impl Scheduler {
         let mut updates = Vec::with_capacity(step.rows.len());
         for (record, row) in step.rows.iter().zip(output.rows) {
             record.check(&row).map_err(|reason| mismatch(step.number, reason))?;
-            updates.extend(self.collect_row(record, row, step.number));
+            if let Some(update) = self.collect_row(record, row, step.number) {
+                updates.push(update);
+            }
         }
         self.kv.step_completed(step.number);
         self.check_invariants();
@@ -159,8 +163,7 @@ impl Running {
 
     /// The next output token ends the sequence. Before min_tokens the sampler masks these ids.
     fn takes_as_end(&self, token: u32) -> bool {
-        let sampling = &self.sequence.sampling;
-        self.sequence.output_len() >= sampling.min_tokens as usize
-            && sampling.end_ids.binary_search(&token).is_ok()
+        let Sequence { end_ids, min_tokens, .. } = &self.sequence;
+        self.sequence.output_len() >= *min_tokens && end_ids.binary_search(&token).is_ok()
     }
 }

@@ -107,7 +107,8 @@ impl Scheduler {
         }
         let SchedulerConfig { kv, max_num_batched_tokens, .. } = self.config;
         let named = kv.prefix_caching.then_some(kv.block_tokens);
-        let mut step = StepBuilder::new(self.last_step + 1, max_num_batched_tokens, named);
+        let rows = self.running.len();
+        let mut step = StepBuilder::new(self.last_step + 1, rows, max_num_batched_tokens, named);
         self.continue_running(&mut step);
         self.admit_waiting(&mut step);
         if step.is_empty() {
@@ -132,13 +133,16 @@ impl Scheduler {
 
     /// What is to be done.
     pub fn load(&self) -> SchedulerLoad {
-        let prefill = self.running.values().map(Running::uncomputed).filter(|tokens| *tokens > 1);
-        SchedulerLoad {
-            running: self.running.len(),
-            waiting: self.waiting.len(),
-            prefill_tokens_ahead: prefill.chain(self.waiting.values().map(|w| w.uncached)).sum(),
-            running_context_tokens: self.running.values().map(|r| r.computed).sum(),
+        let (mut prefill_tokens_ahead, mut running_context_tokens) = (0, 0);
+        for running in self.running.values() {
+            // One is decode's.
+            let uncomputed = running.uncomputed();
+            prefill_tokens_ahead += if uncomputed > 1 { uncomputed } else { 0 };
+            running_context_tokens += running.computed;
         }
+        prefill_tokens_ahead += self.waiting.values().map(|w| w.uncached).sum::<usize>();
+        let (running, waiting) = (self.running.len(), self.waiting.len());
+        SchedulerLoad { running, waiting, prefill_tokens_ahead, running_context_tokens }
     }
 
     /// Blocks of one group.

@@ -1,8 +1,10 @@
 //! Rows of one step: who gets how many tokens, and who must give blocks up for it.
 
+use std::ops::Bound;
+
 use super::sequence::Running;
 use super::{Scheduler, SequenceKey};
-use crate::kv::{FULL, SLIDING};
+use crate::kv::{FULL, KvCache, SLIDING};
 use crate::plan::{Row, RowInput, StepPlan, Want};
 
 /// A step to submit.
@@ -73,13 +75,19 @@ pub(super) struct StepBuilder {
 }
 
 impl StepBuilder {
-    pub(super) fn new(number: u64, token_budget: usize, named_block_tokens: Option<usize>) -> Self {
+    /// With room for so many rows.
+    pub(super) fn new(
+        number: u64,
+        rows: usize,
+        token_budget: usize,
+        named_block_tokens: Option<usize>,
+    ) -> Self {
         Self {
-            plan: StepPlan::default(),
+            plan: StepPlan { rows: Vec::with_capacity(rows), ..StepPlan::default() },
             started: Vec::new(),
             record: StepRecord {
                 number,
-                rows: Vec::new(),
+                rows: Vec::with_capacity(rows),
                 wants_masks: false,
                 prefill_tokens: 0,
                 decode_rows: 0,
@@ -161,34 +169,23 @@ fn yields(want: Want, len: usize) -> (bool, usize) {
 impl Scheduler {
     /// Rows for what runs, the oldest first: when blocks run out, the youngest loses its own.
     pub(super) fn continue_running(&mut self, step: &mut StepBuilder) {
-        let wanting = || self.running.values().filter(|r| r.wants_row());
-        step.prefill_left -= wanting().filter(|r| r.is_decoding()).count().min(step.prefill_left);
-        let keys: Vec<SequenceKey> = wanting().map(|r| r.sequence.key).collect();
-        for key in keys {
-            while !self.give_row(key, step) {
-                step.short_of_blocks = true;
-                if !self.make_room(key) {
-                    break;
-                }
-            }
+        let decoding = self.running.values().filter(|r| r.is_decoding() && r.wants_row()).count();
+        step.prefill_left -= decoding.min(step.prefill_left);
+        let mut from = Bound::Unbounded;
+        while let Some(key) = self.give_rows(from, step) {
+            step.short_of_blocks = true;
+            from = if self.make_room(key) { Bound::Included(key) } else { Bound::Excluded(key) };
         }
     }
 
-    /// Adds this sequence's row, shorter than the budget where blocks are short. False when there is no block for a
-    /// single token; true also when it wants no row.
-    pub(super) fn give_row(&mut self, key: SequenceKey, step: &mut StepBuilder) -> bool {
-        let Some(running) = self.running.get_mut(&key).filter(|r| r.wants_row()) else { return true };
-        self.kv.slide(&mut running.blocks, running.computed);
-        let wanted = step.row_len(running);
-        let len = wanted.min(self.kv.room(&running.blocks).saturating_sub(running.computed));
-        if len == 0 {
-            return wanted == 0;
+    /// Rows for what runs from a key on, up to the first sequence for which no block is left, which is returned.
+    fn give_rows(&mut self, from: Bound<SequenceKey>, step: &mut StepBuilder) -> Option<SequenceKey> {
+        for (key, running) in self.running.range_mut((from, Bound::Unbounded)) {
+            if !give_row(&mut self.kv, running, step) {
+                return Some(*key);
+            }
         }
-        for group in [FULL, SLIDING] {
-            self.kv.reserve(&mut running.blocks, group, running.computed + len);
-        }
-        step.push(running, len);
-        true
+        None
     }
 
     /// Preempts the youngest so that `key` can go on; true when blocks came free at once. While any blocks are about to
@@ -200,4 +197,23 @@ impl Scheduler {
         let Some(youngest) = self.running.keys().next_back().copied() else { return false };
         self.preempt(youngest) && youngest != key
     }
+}
+
+/// Adds this sequence's row, shorter than the budget where blocks are short. False when there is no block for a single
+/// token; true also when it wants no row.
+pub(super) fn give_row(kv: &mut KvCache, running: &mut Running, step: &mut StepBuilder) -> bool {
+    if !running.wants_row() {
+        return true;
+    }
+    kv.slide(&mut running.blocks, running.computed);
+    let wanted = step.row_len(running);
+    let len = wanted.min(kv.room(&running.blocks).saturating_sub(running.computed));
+    if len == 0 {
+        return wanted == 0;
+    }
+    for group in [FULL, SLIDING] {
+        kv.reserve(&mut running.blocks, group, running.computed + len);
+    }
+    step.push(running, len);
+    true
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use thalweg_proto::block_hash::{self, BlockHash};
 
 use super::constraint::Constraint;
@@ -54,17 +55,21 @@ pub(super) struct Sequence {
     /// Prompt and output.
     pub(super) tokens: Vec<u32>,
     pub(super) sampling: Arc<SamplingParams>,
+    /// Of `sampling`, here because each token is held against them: a look there waits for memory twice.
+    pub(super) end_ids: SmallVec<[u32; 4]>,
+    pub(super) min_tokens: usize,
     pub(super) output_max: usize,
     pub(super) root: BlockHash,
     pub(super) adapter: AdapterSlot,
     /// Hashes of the full blocks of `tokens`; empty when prefixes are not reused.
     pub(super) hashes: Vec<BlockHash>,
-    pub(super) prompt_logprobs: Option<PromptLogprobs>,
+    // What few have is boxed: every step goes over all that run.
+    pub(super) prompt_logprobs: Option<Box<PromptLogprobs>>,
     pub(super) pooling: Option<Pooling>,
     pub(super) leader: Option<SequenceKey>,
     pub(super) preemptions: u32,
     /// Behind every token of the output.
-    pub(super) constraint: Option<Constraint>,
+    pub(super) constraint: Option<Box<Constraint>>,
 }
 
 /// Logprobs of the prompt, as far as they have come.
@@ -81,12 +86,15 @@ impl Sequence {
         tokens.extend_from_slice(&new.prompt);
         tokens.extend_from_slice(&new.output);
         let prompt_logprobs =
-            new.prompt_logprobs.map(|top| PromptLogprobs { top, got: Vec::new(), complete: false });
-        let constraint = new.sampling.grammar.as_ref().map(|grammar| Constraint::new(grammar, &new.output));
+            new.prompt_logprobs.map(|top| Box::new(PromptLogprobs { top, got: Vec::new(), complete: false }));
+        let constraint =
+            new.sampling.grammar.as_ref().map(|grammar| Box::new(Constraint::new(grammar, &new.output)));
         Self {
             key: new.key,
             prompt: new.prompt,
             tokens,
+            end_ids: SmallVec::from_slice(&new.sampling.end_ids),
+            min_tokens: new.sampling.min_tokens as usize,
             sampling: new.sampling,
             output_max: new.output_max,
             root: new.root,

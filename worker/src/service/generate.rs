@@ -93,9 +93,8 @@ impl GenerateStream {
             self.ending.ran_to_end |= finish != FinishReason::Abort;
         }
         self.ending.finished = self.open == 0;
-        let tokens: usize = event.deltas.iter().map(|delta| delta.tokens.len()).sum();
         self.trial.take_if(|trial| {
-            trial.tokens += tokens;
+            trial.tokens += event.deltas.iter().map(|delta| delta.tokens.len()).sum::<usize>();
             trial.tokens >= ACQUITTING_TOKENS
         });
     }

@@ -20,7 +20,7 @@ pub(crate) struct Identity {
 pub(crate) fn response(attempt_id: u64, first_token: u32, event: EngineEvent) -> v1::GenerateResponse {
     v1::GenerateResponse {
         attempt_id,
-        prompt: event.prompt.map(|info| prompt_info(first_token, info)),
+        prompt: event.prompt.map(|info| prompt_info(first_token, *info)),
         deltas: event.deltas.into_iter().map(delta).collect(),
     }
 }
@@ -57,7 +57,7 @@ fn delta(delta: ChoiceDelta) -> v1::ChoiceDelta {
     };
     v1::ChoiceDelta {
         index: delta.index,
-        token_ids: delta.tokens,
+        token_ids: delta.tokens.into_vec(),
         logprobs: delta.logprobs.into_iter().map(logprobs).collect(),
         finish_reason: finish.into(),
     }

@@ -51,7 +51,7 @@ fn outputs(backend: Result<CudaBackend, CudaError>, first: usize) -> Vec<RowOutp
     let mut runner = DeviceRunner::new(backend.unwrap_or_else(|error| panic!("no backend: {error}")));
     let at_end = |mut row: Row| {
         for group in 0..KV_GROUPS {
-            row.tables[group].blocks.iter_mut().for_each(|block| block.0 += first as u32);
+            Arc::make_mut(&mut row.tables[group].blocks).iter_mut().for_each(|block| block.0 += first as u32);
         }
         row
     };

@@ -242,7 +242,7 @@ fn blocks_beyond_four_billion_elements() {
         for (from, to) in [(0, 270), (270, 300)] {
             let want = Want::PromptLogprobs { top: 5, next: Some(3), output_index: None };
             let mut row = row(0, RowInput::Tokens(tokens[from..to].to_vec()), from, want);
-            row.tables[0].blocks.iter_mut().for_each(|block| block.0 += first as u32);
+            Arc::make_mut(&mut row.tables[0].blocks).iter_mut().for_each(|block| block.0 += first as u32);
             let slots = if from == 0 { vec![start(0, SamplingParams::greedy())] } else { Vec::new() };
             answer.extend(run(&mut runner, slots, vec![row]).remove(0).prompt);
         }
@@ -270,7 +270,7 @@ fn broken_plans_are_refused() {
     check(&|row| row.input = RowInput::Tokens(vec![320]), "token 320 of a vocabulary of 320");
     check(&|row| row.input = RowInput::Tokens(Vec::new()), "no tokens");
     check(&|row| row.input = RowInput::Tokens(vec![1; 513]), "513 tokens in a step, room for 512");
-    check(&|row| row.tables[1].blocks[0] = BlockId(9999), "block 9999 of 128");
+    check(&|row| Arc::make_mut(&mut row.tables[1].blocks)[0] = BlockId(9999), "block 9999 of 128");
     check(&|row| row.slot = SlotId(2), "slot 2 of 2");
     check(
         &|row| (row.slot, row.input) = (SlotId(1), RowInput::LastSampled),

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use smallvec::smallvec;
 use thalweg_model::grammar::{Grammar, Matcher, TokenMask};
 use thalweg_worker::backend::BackendError;
 use thalweg_worker::kv::{FULL, KvConfig, SLIDING};
@@ -281,7 +282,7 @@ impl HashRunner {
         match row.want {
             Want::Nothing => RowOutput::default(),
             Want::Sample { output_index } => RowOutput {
-                sampled: vec![self.sample(row.slot, last, output_index, mask)],
+                sampled: smallvec![self.sample(row.slot, last, output_index, mask)],
                 ..RowOutput::default()
             },
             Want::Embedding { pooling, ends } => {

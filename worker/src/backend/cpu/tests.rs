@@ -31,9 +31,11 @@ fn backend(family: &str, kv_dtype: KvDtype) -> CpuBackend {
 }
 
 fn plan(tokens: &[u32], context: u32, first: u32, blocks: &[u32], want: Want) -> StepPlan {
-    let blocks = blocks.iter().map(|block| BlockId(*block)).collect::<Vec<_>>();
-    let sliding = BlockTable { first, blocks: blocks[first as usize..].to_vec() };
-    let tables = [BlockTable { first: 0, blocks }, sliding];
+    let table = |first: u32| {
+        let blocks = blocks[first as usize..].iter().map(|block| BlockId(*block)).collect();
+        BlockTable { first, blocks }
+    };
+    let tables = [table(0), table(first)];
     let input = RowInput::Tokens(tokens.to_vec());
     let slots = if context == 0 { vec![slot(0, SamplingParams::greedy())] } else { Vec::new() };
     StepPlan {

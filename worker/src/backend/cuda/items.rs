@@ -89,9 +89,9 @@ impl Items {
         while self.runs_of(run, 2) > limits.partials {
             run *= 2;
         }
-        for (row, keys) in std::mem::take(&mut self.decoding) {
-            self.push_runs(row, &keys, run);
-        }
+        let decoding = std::mem::take(&mut self.decoding);
+        decoding.iter().for_each(|(row, keys)| self.push_runs(*row, keys, run));
+        self.decoding = decoding;
     }
 
     /// Runs of this length, of rows that have at least so many.

@@ -27,6 +27,7 @@ mod plan_cache;
 mod prepare;
 mod record;
 mod reserved;
+mod results;
 mod search;
 mod shape;
 mod slots;
@@ -46,6 +47,8 @@ pub mod abi;
 pub mod blas;
 #[doc(hidden)]
 pub mod context;
+#[doc(hidden)]
+pub mod dry;
 #[doc(hidden)]
 #[allow(missing_docs, reason = "arguments are those of worker/kernels; public for tests of single kernels")]
 pub mod kernels;

@@ -4,8 +4,7 @@
 use std::sync::Arc;
 
 use super::abi::{
-    COUNTS, N_DECODE, N_LOGIT_ROWS, N_MERGE, N_SLOT_INITS, N_SPLIT, N_TOKENS, N_WHOLE, Plain, Sampled,
-    bytes_of, read_at,
+    COUNTS, N_DECODE, N_LOGIT_ROWS, N_MERGE, N_SLOT_INITS, N_SPLIT, N_TOKENS, N_WHOLE, Plain, bytes_of,
 };
 use super::buffers::result_bytes;
 use super::config::CudaBackendConfig;
@@ -91,24 +90,7 @@ impl Staging {
         step: &Step,
         slots: &SlotArrays,
     ) -> Result<(), CudaError> {
-        let pinned = &mut self.sides[self.current].step;
-        put(pinned, layout.counts, &counts(step, slots));
-        put(pinned, layout.token_src, &step.token_src);
-        put(pinned, layout.positions, &step.positions);
-        put(pinned, layout.rows, &step.rows);
-        put(pinned, layout.logit_rows, &step.logit_rows);
-        put(pinned, layout.tables, &step.tables);
-        for (group, items) in step.items.iter().enumerate() {
-            put(pinned, layout.places[group], &step.places[group]);
-            put(pinned, layout.split[group], &items.split);
-            put(pinned, layout.decode[group], &items.decode);
-            put(pinned, layout.merge[group], &items.merge);
-            put(pinned, layout.whole[group], &items.whole);
-        }
-        put(pinned, layout.starts, &slots.starts);
-        put(pinned, layout.start_tokens, &slots.tokens);
-        put(pinned, layout.start_bias, &slots.bias);
-        put(pinned, layout.start_ends, &slots.ends);
+        fill(&mut self.sides[self.current].step, layout, step, slots);
         let pinned = &self.sides[self.current].step;
         self.step.copy_from(stream, 0, &pinned[..layout.bytes as usize])
     }
@@ -141,10 +123,31 @@ impl Staging {
         side.ended.seconds_since(&side.begun)
     }
 
-    /// Result of a logit row of a step that was waited for.
-    pub(super) fn result(&self, step: &InFlight, row: usize) -> Sampled {
-        read_at(&self.sides[step.side].results, row)
+    /// Results of a step that was waited for.
+    pub(super) fn results_of(&self, step: &InFlight) -> &[u8] {
+        &self.sides[step.side].results
     }
+}
+
+/// Writes a step, with these new slots, as the kernels read it.
+pub(super) fn fill(to: &mut [u8], layout: &Layout, step: &Step, slots: &SlotArrays) {
+    put(to, layout.counts, &counts(step, slots));
+    put(to, layout.token_src, &step.token_src);
+    put(to, layout.positions, &step.positions);
+    put(to, layout.rows, &step.rows);
+    put(to, layout.logit_rows, &step.logit_rows);
+    put(to, layout.tables, &step.tables);
+    for (group, items) in step.items.iter().enumerate() {
+        put(to, layout.places[group], &step.places[group]);
+        put(to, layout.split[group], &items.split);
+        put(to, layout.decode[group], &items.decode);
+        put(to, layout.merge[group], &items.merge);
+        put(to, layout.whole[group], &items.whole);
+    }
+    put(to, layout.starts, &slots.starts);
+    put(to, layout.start_tokens, &slots.tokens);
+    put(to, layout.start_bias, &slots.bias);
+    put(to, layout.start_ends, &slots.ends);
 }
 
 fn put<T: Plain>(to: &mut [u8], offset: u64, values: &[T]) {

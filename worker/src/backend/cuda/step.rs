@@ -21,6 +21,8 @@ pub(super) struct Step {
     pub(super) wanted: Vec<Wanted>,
     /// Masks that it waits for.
     pub(super) masks: usize,
+    /// Slots as they were before, for a step that is refused.
+    before: Vec<SlotState>,
 }
 
 /// How a result is told.
@@ -76,10 +78,13 @@ impl Step {
         limits: &Limits,
     ) -> Result<(), String> {
         self.clear();
-        let before = slots.to_vec();
+        self.before.clear();
+        self.before.extend_from_slice(slots);
+        // What is wanted goes with the step in flight.
+        self.wanted.reserve(plan.rows.len());
         let loaded = self.try_load(plan, slots, limits);
         if loaded.is_err() {
-            slots.copy_from_slice(&before);
+            slots.copy_from_slice(&self.before);
         }
         loaded
     }

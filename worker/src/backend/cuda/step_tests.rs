@@ -194,9 +194,12 @@ fn broken_plans_are_refused_and_change_nothing() {
     check(&|p| p.rows[0].input = RowInput::Tokens(vec![100, 0, 0]), "token 100 of a vocabulary of 100");
     check(&|p| p.rows[0].input = tokens(0), "no tokens");
     check(&|p| p.rows[0].input = RowInput::Tokens(vec![0; 4057]), "4097 tokens of a sequence, room for 4096");
-    check(&|p| p.rows[0].tables[0].blocks.truncate(2), "group 0 has blocks 0..2 of 0..3");
+    check(&|p| p.rows[0].tables[0].blocks = [BlockId(0); 2].into(), "group 0 has blocks 0..2 of 0..3");
     check(&|p| p.rows[0].tables[1].first = 2, "group 1 has blocks 2..4 of 1..3");
-    check(&|p| p.rows[0].tables[0].blocks[0] = BlockId(1000), "block 1000 of 1000 in group 0");
+    check(
+        &|p| Arc::make_mut(&mut p.rows[0].tables[0].blocks)[0] = BlockId(1000),
+        "block 1000 of 1000 in group 0",
+    );
     check(&|p| p.rows[0].slot = SlotId(4), "slot 4 of 4");
     check(&|p| p.rows[0].slot = SlotId(1), "slot 1 was never set");
     check(&|p| p.rows[0].input = RowInput::LastSampled, "slot 0 has sampled nothing yet");

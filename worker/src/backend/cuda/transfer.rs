@@ -1,15 +1,16 @@
 //! A step's way to the GPU, and its results' way back.
 
-use super::abi::{Sampled, bytes_of};
+use super::abi::bytes_of;
 use super::device::CudaBackend;
 use super::error::CudaError;
 use super::kernels::SlotsArgs;
 use super::launch::Launcher;
 use super::layout::{Capacities, Layout, SlotCapacities};
 use super::memory::DeviceMemory;
+use super::results::outputs;
 use super::slots::SlotArrays;
-use super::step::{Step, Wanted, load_slots, slot_pieces};
-use crate::plan::{BlockId, Logprobs, RowOutput, SlotInit, StepOutput, StepPlan};
+use super::step::{Step, load_slots, slot_pieces};
+use crate::plan::{BlockId, SlotInit, StepOutput, StepPlan};
 
 /// Pairs of blocks of one copy.
 const PAIRS_MAX: usize = 4096;
@@ -49,12 +50,7 @@ impl CudaBackend {
         self.gpu.bind()?;
         let Some(step) = self.in_flight.pop_front() else { return Ok(StepOutput::default()) };
         let seconds = self.staging.wait(&step, self.config.step_timeout)?;
-        let mut rows = vec![RowOutput::default(); step.rows];
-        for (index, wanted) in step.wanted.iter().enumerate() {
-            let result = self.staging.result(&step, index);
-            rows[wanted.row].prompt.extend(prompt_logprobs(wanted, &result));
-            rows[wanted.row].sampled.extend(sampled(wanted, &result));
-        }
+        let rows = outputs(step.rows, &step.wanted, self.staging.results_of(&step));
         Ok(StepOutput { rows, seconds })
     }
 
@@ -105,33 +101,12 @@ impl CudaBackend {
     }
 }
 
-fn capacities(slots: &SlotArrays) -> SlotCapacities {
+/// Room that they take.
+pub(super) fn capacities(slots: &SlotArrays) -> SlotCapacities {
     SlotCapacities {
         slots: slots.starts.len(),
         tokens: slots.tokens.len(),
         bias: slots.bias.len(),
         ends: slots.ends.len(),
     }
-}
-
-fn prompt_logprobs(wanted: &Wanted, result: &Sampled) -> Option<Logprobs> {
-    let (token, top) = wanted.target?;
-    let (logprob, rank) = (result.target_logprob, result.target_rank as u32);
-    Some(Logprobs { token, logprob, rank, top: alternatives(result, top) })
-}
-
-fn sampled(wanted: &Wanted, result: &Sampled) -> Option<Logprobs> {
-    let token = result.token.max(0) as u32;
-    Some(match wanted.sample? {
-        Some(top) => {
-            let (logprob, rank) = (result.logprob, result.rank as u32);
-            Logprobs { token, logprob, rank, top: alternatives(result, top) }
-        }
-        None => Logprobs { token, logprob: f32::NAN, rank: 0, top: Vec::new() },
-    })
-}
-
-fn alternatives(result: &Sampled, top: u32) -> Vec<(u32, f32)> {
-    let found = result.top_ids.iter().zip(result.top_logprobs).take(result.n_top.max(0) as usize);
-    found.take(top as usize).map(|(id, logprob)| (*id as u32, logprob)).collect()
 }
