@@ -1,11 +1,11 @@
 """Node with npm: the folder that it is in (--find), or fetched from PyPI into this interpreter's environment (--install)."""
 
-import argparse
 import pathlib
 import re
 import shutil
 import subprocess
-import sys
+
+import tool
 
 # What the newest majors of the clients under test ask for.
 MAJOR_MIN = 22
@@ -31,18 +31,4 @@ def find():
     return next((str(folder) for folder in candidates() if is_usable(folder)), None)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--find", action="store_true")
-    parser.add_argument("--install", action="store_true")
-    options = parser.parse_args()
-    if options.install and find() is None:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run(pip + [PACKAGE], check=True)
-    if folder := find():
-        print(folder)
-        return
-    sys.exit(f"no Node {MAJOR_MIN} or newer with npm: install it, or run make clients")
-
-
-main()
+tool.main(__doc__, find, [PACKAGE], f"no Node {MAJOR_MIN} or newer with npm: install it, or run make clients")

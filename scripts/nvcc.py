@@ -1,11 +1,10 @@
 """NVIDIA's compiler: where it is (--find), or fetched from PyPI into this interpreter's environment (--install)."""
 
-import argparse
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
+
+import tool
 
 # All five, and no newer: the compiler's parts must be of one release, and the SASS must run on drivers of CUDA 13.0.
 PACKAGES = [
@@ -31,18 +30,4 @@ def find():
     return next((str(path) for path in candidates() if pathlib.Path(path).is_file()), None)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--find", action="store_true")
-    parser.add_argument("--install", action="store_true")
-    options = parser.parse_args()
-    if options.install and find() is None:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run(pip + PACKAGES, check=True)
-    if path := find():
-        print(path)
-        return
-    sys.exit("no nvcc: set NVCC, install a CUDA 13 toolkit, or run make kernels")
-
-
-main()
+tool.main(__doc__, find, ["--no-deps", *PACKAGES], "no nvcc: set NVCC, install a CUDA 13 toolkit, or run make kernels")

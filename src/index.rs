@@ -33,7 +33,9 @@ struct WhoHas {
     #[command(flatten)]
     index: IndexOptions,
 
-    /// Keys of blocks: 16 hexadecimal digits, the first 8 bytes of a block's hash as a little-endian number
+    /// Keys of blocks: 16 hexadecimal digits, the first 8 bytes of a block's hash as a little-endian number. No log tells them:
+    /// they come of hashing a prompt's tokens as proto/src/block_hash.rs does. To see whether a prompt was found, look at
+    /// cached_tokens of its answer; to see how much a worker holds, use --worker
     #[arg(value_name = "BLOCK", value_parser = block)]
     blocks: Vec<u64>,
 

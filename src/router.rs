@@ -57,9 +57,7 @@ pub(crate) async fn run(mut options: Options) -> anyhow::Result<()> {
         None => Arc::new(StaticMembership::new(options.worker)),
     };
     let router = Router::start(options.router, membership, options.index.open()?).await?;
-    let address = router.http_address();
-    tracing::info!(http = %address, "router listens");
-    let registration = etcd.map(|etcd| etcd.register_router(record(id, address)));
+    let registration = etcd.map(|etcd| etcd.register_router(record(id, router.http_address())));
     let name = signals.next().await;
     tracing::info!(signal = name, "shutting down");
     // The others share the limits without us at once; what we still finish had been let in before.

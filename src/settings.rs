@@ -13,8 +13,10 @@ use serde_json::{Map, Value};
 
 use crate::redact;
 
+mod idle;
 mod refusal;
 
+use idle::refuse_idle;
 use refusal::{Place, is_flag, refuse_userinfo, without_values};
 
 /// Parses this process's arguments.
@@ -29,8 +31,9 @@ fn parse_from<P: CommandFactory + FromArgMatches>(
     let mut command = with_variables(P::command(), "");
     let glance = command.clone().ignore_errors(true).try_get_matches_from(&args);
     let (file, path) = glance.map(|matches| chosen(&matches)).unwrap_or_default();
+    let mut settings = Map::new();
     if let Some(file) = &file {
-        let settings = read(Path::new(file)).map_err(|text| failure(&mut command, file, &text))?;
+        settings = read(Path::new(file)).map_err(|text| failure(&mut command, file, &text))?;
         command = with_defaults(command, &path, &settings)
             .map_err(|text| failure(&mut P::command(), file, &text))?;
     }
@@ -38,6 +41,7 @@ fn parse_from<P: CommandFactory + FromArgMatches>(
     let matches = command.clone().try_get_matches_from(&args);
     let mut matches = matches.map_err(|error| without_values(error, &mut command, &path, &place))?;
     refuse_userinfo(&mut command, &matches, &place)?;
+    refuse_idle(&mut command, &matches, &settings)?;
     P::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 

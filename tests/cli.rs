@@ -96,8 +96,23 @@ fn what_does_not_fit_is_refused_with_numbers() {
     let too_much = thalweg(&["worker", "--model", model.to_str().unwrap(), flag, "100TiB"]);
     refused(too_much, 1, &["does not fit in memory", "100TiB", flag]);
     let too_little =
-        thalweg(&["worker", "--model", model.to_str().unwrap(), flag, "64KiB", "--max-model-len", "2048"]);
-    refused(too_little, 1, &["2048 tokens", flag, "--max-model-len"]);
+        thalweg(&["worker", "--model", model.to_str().unwrap(), flag, "1MiB", "--max-model-len", "2048"]);
+    refused(too_little, 1, &["2048 tokens", flag, "--max-model-len to at most 32"]);
+    let nothing = thalweg(&["up", "--model", model.to_str().unwrap(), "--http", "127.0.0.1:0", flag, "1KiB"]);
+    refused(nothing, 1, &[flag, "not one token fits"]);
+    let profile = scratch("fast.yaml", b"step: {base_seconds: 0.001}\n");
+    let sim = [
+        "worker",
+        "--model",
+        model.to_str().unwrap(),
+        "--engine",
+        "sim",
+        "--profile",
+        profile.to_str().unwrap(),
+    ];
+    let mut endless = thalweg(&sim);
+    endless.args([flag, "900TiB"]);
+    refused(endless, 2, &[flag, "900TiB", "keep count", "are available"]);
     refused(worker(&model, &["--max-model-len", "10000000"]), 2, &["--max-model-len 10000000", "tokens"]);
     refused(worker(&model, &["--tensor-parallel-size", "2"]), 2, &["--tensor-parallel-size", "from 1 to 1"]);
 }
@@ -198,7 +213,7 @@ type Refused<'a> = (&'a [&'a [&'a str]], &'a str, &'a [&'a str], &'a str);
 fn values_out_of_range_are_refused_by_name_and_range() {
     let long = "x".repeat(300);
     let labels = ["", " ", "a\nb", "a\u{7}b", " a", &long];
-    let table: [Refused<'_>; 62] = [
+    let table: [Refused<'_>; 63] = [
         (&[ROUTER, UP], "queue-timeout", TIME, "seconds from 0.001 to 31536000"),
         (&[ROUTER], "request-timeout", TIME, "seconds from 0.001"),
         (&[ROUTER], "client-stall-timeout", TIME, "seconds from 0.001"),
@@ -217,6 +232,7 @@ fn values_out_of_range_are_refused_by_name_and_range() {
         (&[ROUTER], "choices-max", WHOLE, "from 1 to 4096"),
         (&[ROUTER], "stream-buffer-bytes-max", WHOLE, "from 1 to 1099511627776"),
         (&[ROUTER], "harm-weight", &["-1", "nan", "inf", "1001", ""], "a number from 0 to 1000"),
+        (&[ROUTER, UP], "json-blanks-max", &["-1", "1.5", "1025", ""], "from 0 to 1024"),
         (&[ROUTER], "router-seed", FROM_0, "whole number from 0"),
         (&[ROUTER], "router-id", NAMES, "ASCII letters"),
         (&[ROUTER], "worker-header", &["", "2", "maybe"], "true, false"),
@@ -319,10 +335,47 @@ fn options_that_contradict_each_other_are_refused() {
     }
     check(ROUTER, &["--tls-server-name=h".into()], &["TLS needs"]);
     let model = format!("--model={}", models::smollm2().display());
+    let broken = scratch("broken.jinja", b"{% for message in messages %}").to_str().unwrap().to_owned();
+    check(&["worker", &model], &[format!("--chat-template={broken}")], &["--chat-template", "broken.jinja"]);
     check(&["worker", &model], &[format!("--profile={file}")], &["--profile", "--engine sim"]);
     check(&["index", "who-has", "--index=redis://127.0.0.1:1"], &[], &["--worker"]);
     check(&["index", "top"], &[], &["--index"]);
     check(&["index", "who-has", "--index=redis://127.0.0.1:1"], &["+1f".into()], &["hexadecimal"]);
+}
+
+#[test]
+fn flags_that_would_do_nothing_are_refused() {
+    let check = |base: &[&str], more: &[&str], says: &str| {
+        let mut command = thalweg(base);
+        command.args(more);
+        refused(command, 2, &[more[0].split('=').next().unwrap(), says]);
+    };
+    for base in [ROUTER, UP] {
+        check(base, &["--insecure"], "--grpc ADDRESS");
+        check(base, &["--metrics-public"], "--api-keys-file");
+        for flag in ["--response-ttl=60", "--response-bytes-max=1000", "--response-memory-bytes-max=1000"] {
+            check(base, &[flag, "--response-store=none"], "--response-store none");
+        }
+    }
+    for base in [WORKER, UP] {
+        check(base, &["--max-loras=2"], "--enable-lora");
+        check(base, &["--max-lora-rank=8"], "--enable-lora");
+        check(base, &["--seed=7"], "--load-format dummy");
+        for flag in ["--seed=7", "--dtype=float32", "--deterministic", "--gpu-memory-utilization=0.5"] {
+            check(base, &[flag, "--engine=sim"], "--engine sim");
+        }
+    }
+    // Wherever they stand; what is switched off is no expectation.
+    let file = scratch("idle.yaml", b"metrics-public: true\n").to_str().unwrap().to_owned();
+    let mut command = thalweg(ROUTER);
+    command.args(["--config", &file]);
+    refused(command, 2, &["--metrics-public"]);
+    let mut command = thalweg(WORKER);
+    command.env("THALWEG_MAX_LORAS", "2");
+    refused(command, 2, &["--max-loras"]);
+    let mut off = thalweg(ROUTER);
+    off.env("THALWEG_METRICS_PUBLIC", "false").arg("--policy=best");
+    refused(off, 2, &["--policy"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use thalweg_model::checkpoint::Checkpoint;
-use thalweg_model::grammar::{GrammarSource, Grammars};
+use thalweg_model::grammar::{GrammarSource, Grammars, JsonBlanks};
 use thalweg_model::tokenizer::Tokenizer;
 
 #[expect(clippy::print_stdout, reason = "the result is what stdout is for")]
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("factory of {} tokens   {:8.1} ms", tokenizer.vocab_size(), ms(begun.elapsed()));
     let source = GrammarSource::JsonSchema(std::fs::read_to_string(schema)?);
     let begun = Instant::now();
-    let grammar = grammars.compile(&source)?;
+    let grammar = grammars.compile(&source, JsonBlanks::default())?;
     println!("compile                  {:8.2} ms", ms(begun.elapsed()));
     let (mut copies, mut masks, mut steps, mut answers) = (Vec::new(), Vec::new(), Vec::new(), 0);
     let (mut longest, mut replays) = (Vec::new(), Vec::new());

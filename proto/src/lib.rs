@@ -1,9 +1,11 @@
-//! The contract between the parts: generated gRPC code, ids, block hashes, error codes, and what values options may have.
+//! The contract between the parts: generated gRPC code, ids, block hashes, error codes, what values options may have, and what
+//! all servers have in common.
 #![forbid(unsafe_code)]
 
 pub mod block_hash;
 pub mod code;
 pub mod ids;
+pub mod serve;
 pub mod trust;
 pub mod value;
 

@@ -10,14 +10,13 @@ use crate::dispatch::GenerationEvent;
 use crate::models::{ModelEntry, Models};
 use crate::output::Assembly;
 use crate::output::choice::Piece;
-use crate::output::part::{CallDelta, Part};
-use crate::output::tools::{ToolFormat, ToolPlan, ToolReader};
+use crate::output::tools::{ToolFormat, ToolPlan};
 use crate::request::responses::{Draft, parse_responses};
 use crate::request::{
     Endpoint, Served, ValidRequest, parse_chat, parse_completion, parse_embedding, parse_object,
 };
 use crate::sse::chunk::{ChunkChoice, ChunkWriter, ReplyHead};
-use crate::test_support;
+use crate::test_support::{self, read_calls};
 use crate::tokenize::{TokenizedPrompt, tokenize_inputs, tokenize_request};
 
 static MODELS: LazyLock<Models> = LazyLock::new(test_support::models);
@@ -64,39 +63,11 @@ pub fn calls(text: &str) {
         for (parallel, named) in [(true, None), (false, None), (true, Some("add".to_owned()))] {
             let names = ["add", "get_weather"].map(str::to_owned).into();
             let plan = ToolPlan { format, names, parallel, named };
-            let whole = read(&plan, [text]);
-            let pieces = read(&plan, text.split_inclusive(|_: char| true));
+            let whole = read_calls(&plan, [text]);
+            let pieces = read_calls(&plan, text.split_inclusive(|_: char| true));
             assert_eq!(whole, pieces, "{plan:?}");
         }
     }
-}
-
-/// Content, then name and arguments of each call, then whether it ends in whole calls.
-type Read = (String, Vec<(String, String)>, bool);
-
-fn read<'a>(plan: &ToolPlan, pieces: impl IntoIterator<Item = &'a str>) -> Read {
-    let (mut reader, mut parts) = (ToolReader::new(plan.clone()), Vec::new());
-    for piece in pieces {
-        reader.push(piece, &mut parts);
-    }
-    reader.finish(&mut parts);
-    let mut content = String::new();
-    let mut calls: Vec<(String, String)> = Vec::new();
-    for part in parts {
-        match part {
-            Part::Content(text) | Part::Reasoning(text) => content.push_str(&text),
-            Part::Call(delta) => take(&mut calls, delta),
-        }
-    }
-    (content, calls, reader.ends_in_calls())
-}
-
-fn take(calls: &mut Vec<(String, String)>, delta: CallDelta) {
-    if let Some(head) = delta.head {
-        assert_eq!(delta.index, calls.len(), "calls come one after the other");
-        calls.push((head.name, String::new()));
-    }
-    calls[delta.index].1.push_str(&delta.arguments);
 }
 
 /// Bodies whose answers take every way through the writer.

@@ -15,6 +15,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use thalweg_membership::MembershipStats;
 use thalweg_proto::code::ErrorCode;
+use tokio::time::Instant;
 
 use self::index::IndexMetrics;
 use crate::dispatch::metrics::ResumeMetrics;
@@ -204,7 +205,7 @@ impl DispatchMetrics {
 /// Gauges of each worker; never histograms, of which there would be too many.
 struct WorkerMetrics {
     state: Family<StateLabel, Gauge>,
-    figures: [(Family<WorkerLabel, Figure>, FigureOf); 7],
+    figures: [(Family<WorkerLabel, Figure>, FigureOf); 8],
 }
 
 type Figure = Gauge<f64, AtomicU64>;
@@ -239,6 +240,11 @@ impl WorkerMetrics {
             figure("worker_indexed_blocks", "Blocks that the cache index knows of", |all, w| {
                 all.indexed_blocks(w) as f64
             }),
+            figure(
+                "worker_index_silent",
+                "1: it serves prompts, and the cache index knows no block",
+                |all, w| f64::from(u8::from(all.is_index_silent(w, Instant::now()))),
+            ),
         ];
         Self { state, figures }
     }

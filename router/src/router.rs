@@ -1,5 +1,7 @@
 //! A router from start to drained.
 
+mod background;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,17 +11,17 @@ use rand::RngExt;
 use thalweg_cache_index::{CacheIndex, Replica};
 use thalweg_membership::Membership;
 use thalweg_proto::code::ErrorCode;
+use thalweg_proto::serve::GuardedListener;
+use thalweg_proto::serve::http::{self, Closing};
 use thalweg_proto::trust::ClientTrust;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{AdmissionLimits, Gate, Usage};
+use crate::api;
 use crate::api::grpc::{GrpcListener, GrpcServer};
-use crate::api::server::{self, Closing};
-use crate::api::{self, stall_guard::GuardedListener};
 use crate::auth::{Grant, Keys};
 use crate::config::RouterConfig;
 use crate::dispatch::Dispatcher;
@@ -31,14 +33,8 @@ use crate::usage_log::UsageLog;
 use crate::workers::health::HealthState;
 use crate::workers::{Room, Workers};
 
-/// A tick that comes so late says that this process was held up.
-const STALL_MIN: Duration = Duration::from_millis(300);
-/// How often time is let pass over the workers' health and the index.
-const TICK: Duration = Duration::from_millis(100);
 /// How long clients may take to read why they were cut off.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Blocks of the index swept at a tick: a million in ten seconds.
-const SWEEP_BLOCKS: usize = 10_000;
 
 /// What every request handler shares.
 pub struct RouterState {
@@ -252,16 +248,13 @@ impl Router {
 
         let mut background = JoinSet::new();
         background.spawn(Arc::clone(&state.workers).follow(membership.watch(), CancellationToken::new()));
-        background.spawn(share_limits(Arc::clone(&state), membership.routers()));
-        background.spawn(admit(Arc::clone(&state)));
-        background.spawn(keep_time(Arc::clone(&state)));
-        background.spawn(end_acquaintance(Arc::clone(&state)));
+        background::spawn(&mut background, &state, membership.routers());
         background.spawn(Arc::clone(&state.keys).follow());
 
         let closing = Closing::default();
         let listener = GuardedListener::new(listener, state.config.timeouts.client_stall_timeout);
         let opened = api::open(Arc::clone(&state));
-        let server = tokio::spawn(server::serve(listener, api::routes(&opened), closing.clone()));
+        let server = tokio::spawn(http::serve(listener, api::routes(&opened), closing.clone()));
         let grpc = match grpc {
             Some(listener) => Some(listener.serve(&opened, &closing).await?),
             None => None,
@@ -324,6 +317,7 @@ impl RunningRouter {
             log.flush().await;
         }
         self.background.shutdown().await;
+        tracing::info!(router = self.state.workers.router_id(), "router has ended");
     }
 }
 
@@ -348,64 +342,5 @@ impl Drop for RunningRouter {
     fn drop(&mut self) {
         self.state.dispatcher.stop();
         self.server.abort();
-    }
-}
-
-/// Divides the limits by the routers that live. No limiter is shared: each enforces its part.
-async fn share_limits(state: Arc<RouterState>, mut routers: watch::Receiver<usize>) {
-    let all = AdmissionLimits::from(&state.config.limits);
-    loop {
-        let live = *routers.borrow_and_update();
-        state.routers.store(live, Ordering::Relaxed);
-        state.gate.set_limits(all.shared_by(live));
-        tracing::debug!(live, "limits are divided by live routers");
-        if routers.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Lets waiting requests through whenever the workers' room changes.
-async fn admit(state: Arc<RouterState>) {
-    loop {
-        state.workers.room_change().await;
-        state.gate.pump(Instant::now());
-    }
-}
-
-/// What waited for workers that did not come is told so.
-async fn end_acquaintance(state: Arc<RouterState>) {
-    sleep(ACQUAINTANCE).await;
-    state.workers.room_changed();
-}
-
-/// Lets time pass: silence turns into suspicion, and what nobody waits for is tidied up.
-async fn keep_time(state: Arc<RouterState>) {
-    let mut ticks = interval(TICK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut silent_workers_named = Vec::new();
-    let mut last = Instant::now();
-    loop {
-        ticks.tick().await;
-        let now = Instant::now();
-        // When this process itself was held up, reports wait unread: nobody fell silent.
-        let late = now.saturating_duration_since(last).saturating_sub(TICK);
-        state.workers.tick(now, if late > STALL_MIN { late } else { Duration::ZERO });
-        last = now;
-        state.replica.tidy(now, SWEEP_BLOCKS);
-        name_silent_publishers(&state, &mut silent_workers_named);
-    }
-}
-
-/// A worker that serves prompts and never tells of a block is configured wrongly: cache routing does nothing for it.
-fn name_silent_publishers(state: &RouterState, named: &mut Vec<String>) {
-    const SERVED_TOKENS_MIN: u64 = 10_000;
-    for worker in state.workers.list().iter().filter(|w| w.state() == HealthState::Ready) {
-        let silent =
-            worker.prompt_tokens_served() >= SERVED_TOKENS_MIN && state.workers.indexed_blocks(worker) == 0;
-        if silent && !named.iter().any(|name| name == worker.id.as_str()) {
-            tracing::info!(worker = %worker.id, "worker serves prompts but tells the cache index of no block");
-            named.push(worker.id.as_str().to_owned());
-        }
     }
 }

@@ -8,6 +8,8 @@ use thalweg_model::tokenizer::Tokenizer;
 
 use crate::dialect::Dialect;
 use crate::models::{ModelEntry, Models};
+use crate::output::part::Part;
+use crate::output::tools::{ToolPlan, ToolReader};
 
 #[path = "../tests/support/tokenizer.rs"]
 pub(crate) mod tokenizer;
@@ -38,4 +40,33 @@ pub(crate) fn models() -> Models {
     let table = [entry("tiny", true), entry("base", false)].map(|m| (m.name.clone(), m));
     models.replace(BTreeMap::from(table));
     models
+}
+
+/// Content, then name and arguments of each call, then whether there are calls, all of them whole.
+pub(crate) type Read = (String, Vec<(String, String)>, bool);
+
+/// What a text in these pieces says to whoever looks for calls.
+pub(crate) fn read_calls<'a>(plan: &ToolPlan, pieces: impl IntoIterator<Item = &'a str>) -> Read {
+    let (mut reader, mut parts) = (ToolReader::new(plan.clone()), Vec::new());
+    for piece in pieces {
+        reader.push(piece, &mut parts);
+    }
+    reader.finish(&mut parts);
+    let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
+    for part in parts {
+        match part {
+            Part::Content(text) => content.push_str(&text),
+            Part::Reasoning(text) => panic!("no thoughts were looked for: {text:?}"),
+            Part::Call(delta) => {
+                if let Some(head) = delta.head {
+                    assert_eq!(delta.index, calls.len(), "calls come one after the other");
+                    calls.push((head.name, String::new()));
+                }
+                assert_eq!(delta.index + 1, calls.len(), "arguments are of the last call");
+                calls[delta.index].1.push_str(&delta.arguments);
+            }
+        }
+    }
+    assert!(reader.has_whole_calls() || !reader.satisfied(), "what was cut off is not what was wanted");
+    (content, calls, reader.has_whole_calls())
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use thalweg_harness::client::assert_no_failures;
+use thalweg_harness::client::{assert_no_failures, quantile};
 use thalweg_harness::{Load, Outcome, Running};
 use tokio::time::Instant;
 
-use crate::support::{answers, prompt, quantile, seconds, short_or_long, sim, stream, whole};
+use crate::support::{answers, prompt, seconds, short_or_long, sim, stream, whole};
 
 /// 20 ms a step and at most 8 sequences: 400 tokens a second a worker.
 const NARROW: &str = "step: {base_seconds: 0.02, prefill_token_seconds: 0.0001}";
@@ -40,7 +40,7 @@ async fn overload_costs_no_goodput() {
     let odd: Vec<_> = overloaded.iter().filter(|o| o.status != 429 && o.failure().is_some()).collect();
     assert!(odd.is_empty(), "{} ended in another way: {:?}", odd.len(), odd.first());
     assert!(refused.iter().all(|outcome| !outcome.header("retry-after").is_empty()));
-    let slowest = quantile(refused.iter().map(|outcome| outcome.took).collect(), 0.99);
+    let slowest = quantile(refused.iter().map(|outcome| outcome.took), 0.99);
     let (good, refusals) = (goodput(&overloaded, end), refused.len());
     eprintln!("in time {peak} at the peak, {good} of {} overloaded", overloaded.len());
     eprintln!("{refusals} refused, p99 {slowest:?}; router {} -> {} MiB", before >> 20, after >> 20);

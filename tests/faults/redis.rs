@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use thalweg_harness::client::assert_no_failures;
+use thalweg_harness::client::{assert_no_failures, quantile};
 use thalweg_harness::fleet::{eventually, within};
 use thalweg_harness::redis::Redis;
 use thalweg_harness::{Fleet, Load, Outcome, Proxy, Running};
+use tokio::time::Instant;
 
-use crate::support::{STEADY, answers, prompt, quantile, seconds, short_or_long, sim, stream, whole};
+use crate::support::{STEADY, answers, prompt, seconds, short_or_long, sim, stream, whole};
 
 /// A router that has Redis again knows so within this time.
 const RECOVERY: Duration = Duration::from_secs(5);
@@ -60,7 +61,7 @@ async fn redis_in_trouble_fails_no_request() {
 
     let outcomes = load.stop().await;
     assert_no_failures("Redis in trouble", &outcomes);
-    let slow = quantile(outcomes.iter().map(|outcome| outcome.took).collect(), 0.99);
+    let slow = quantile(outcomes.iter().map(|outcome| outcome.took), 0.99);
     eprintln!("p99 of all {slow:?}");
     assert!(slow < seconds(1), "nobody waits for Redis: {slow:?}");
     fleet.finish().await;
@@ -194,17 +195,22 @@ async fn a_worker_with_another_index_is_named() {
     let (redis, other) = (Redis::start(), Redis::start());
     let plan = sim("step: {base_seconds: 0.001}").workers(2).args(&["--index", &redis.url()]);
     let mut fleet = plan.of_worker(1, "--index", &other.url()).start().await;
-    // More than 10,000 prompt tokens for each.
-    let bodies: Vec<_> = (0..120).map(|i| whole(&prompt(i, 2 * PROMPT), 2)).collect();
+    let begun = Instant::now();
+    // Workers alike take turns: each gets some of them.
+    let bodies: Vec<_> = (0..40).map(|i| whole(&prompt(i, PROMPT), 2)).collect();
     assert_no_failures("another index", &answers(&fleet, &bodies).await);
     let event =
         fleet.routers[0].process().logged("worker serves prompts but tells the cache index of no block");
     assert_eq!(event["worker"], "w1");
+    assert!(begun.elapsed() < seconds(10), "it was named after {:?}", begun.elapsed());
     let metrics = fleet.router_metrics(0).await;
     let blocks =
         |worker: &str| metrics.count("thalweg_router_worker_indexed_blocks", &format!("worker=\"{worker}\""));
     assert_eq!(blocks("w1"), 0.0);
     assert!(blocks("w0") > 0.0);
+    let silent =
+        |worker: &str| metrics.count("thalweg_router_worker_index_silent", &format!("worker=\"{worker}\""));
+    assert_eq!((silent("w0"), silent("w1")), (0.0, 1.0));
     fleet.finish().await;
 }
 

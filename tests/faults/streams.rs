@@ -1,11 +1,11 @@
 //! Clients that hang up, and clients that do not read.
 
 use serde_json::json;
-use thalweg_harness::client::assert_no_failures;
+use thalweg_harness::client::{assert_no_failures, quantile};
 use thalweg_harness::fleet::within;
 use thalweg_harness::{EventStream, Fleet, HttpClient, Load, Random, Running};
 
-use crate::support::{STEADY, prompt, quantile, seconds, short_or_long, sim, stream, whole, with};
+use crate::support::{STEADY, prompt, seconds, short_or_long, sim, stream, whole, with};
 
 /// A third of the streams is cut behind some chunks, a third before the first one: blocks and slots come back each time, the
 /// workers count as many cancelled requests as were cut, and there is no drift over rounds.
@@ -86,7 +86,7 @@ async fn stalled_clients_slow_nobody() {
         load.goes_on(128).await;
         let outcomes = load.stop().await;
         assert_no_failures("clients that read", &outcomes);
-        quantile(outcomes.iter().map(|outcome| outcome.took).collect(), 0.9)
+        quantile(outcomes.iter().map(|outcome| outcome.took), 0.9)
     };
     let alone = pace().await;
     let mut stalled = Vec::new();

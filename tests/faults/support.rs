@@ -95,12 +95,5 @@ pub(crate) fn assert_same_answers(disturbed: &[Outcome], undisturbed: &[Outcome]
 
 /// Longest pause between two events over all streams.
 pub(crate) fn longest_gap(outcomes: &[Outcome]) -> Duration {
-    outcomes.iter().map(|outcome| outcome.gap_max).max().unwrap_or_default()
-}
-
-/// The value at a quantile.
-pub(crate) fn quantile(mut of: Vec<Duration>, quantile: f64) -> Duration {
-    of.sort();
-    let at = (of.len() as f64 * quantile).ceil() as usize;
-    of.get(at.saturating_sub(1)).copied().unwrap_or_default()
+    outcomes.iter().map(|outcome| outcome.gap_max()).max().unwrap_or_default()
 }

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use thalweg_harness::client::assert_no_failures;
+use thalweg_harness::client::{assert_no_failures, quantile};
 use thalweg_harness::fleet::within;
 use thalweg_harness::{FleetPlan, Load, Outcome, Random, Running, models};
 
 use crate::support::{
     BINARY, SLOW_PREFILL, STEADY, all_have, answers, ask_all, assert_same_answers, longest_gap, prompt,
-    quantile, seconds, short_or_long, sim, stream, whole, with,
+    seconds, short_or_long, sim, stream, whole, with,
 };
 
 /// 32 streams survive `kill -9` of a worker mid-stream: greedy, seeded, n = 2, stop strings, logprobs and usage are those
@@ -186,7 +186,7 @@ async fn a_frozen_worker_delays_only_its_own_streams() {
     let outcomes = load.stop().await;
     assert_no_failures("a frozen worker", &outcomes);
     let slow = outcomes.iter().filter(|outcome| outcome.took > seconds(2)).count();
-    let median = quantile(outcomes.iter().map(|outcome| outcome.took).collect(), 0.5);
+    let median = quantile(outcomes.iter().map(|outcome| outcome.took), 0.5);
     eprintln!("given up after {took:?}, back {back:?} after it thawed; {slow} of {} slow", outcomes.len());
     assert!(slow <= 60, "{slow} requests of {} were slow, more than the frozen worker had", outcomes.len());
     assert!(median < seconds(1), "the others lost their pace: {median:?}");

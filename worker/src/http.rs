@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -9,6 +10,8 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use thalweg_cache_index::CacheIndex;
+use thalweg_proto::serve::GuardedListener;
+use thalweg_proto::serve::http::{self, Closing};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +25,9 @@ pub struct HttpError {
     address: SocketAddr,
     source: std::io::Error,
 }
+
+/// Who reads nothing for so long is cut off.
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An address that is ours, with nobody answering yet.
 pub(crate) struct HttpListener {
@@ -65,13 +71,9 @@ impl HttpListener {
     ) -> HttpServer {
         let addition = Arc::<OnceLock<Addition>>::default();
         let shared = Shared { engine, metrics, index, addition: Arc::clone(&addition) };
-        let serving =
-            axum::serve(self.listener, routes(shared)).with_graceful_shutdown(stop.cancelled_owned());
-        let task = tokio::spawn(async move {
-            if let Err(error) = serving.await {
-                tracing::error!(%error, "metrics server failed");
-            }
-        });
+        let listener = GuardedListener::new(self.listener, STALL_TIMEOUT);
+        let closing = Closing { close: stop, ..Closing::default() };
+        let task = tokio::spawn(http::serve(listener, routes(shared), closing));
         HttpServer { address: self.address, task, addition }
     }
 }
@@ -86,7 +88,7 @@ impl HttpServer {
 
     /// Waits for the end; call behind `stop`. A client that keeps its connection open does not hold this up.
     pub(crate) async fn ended(mut self) {
-        let grace = std::time::Duration::from_secs(1);
+        let grace = Duration::from_secs(1);
         if tokio::time::timeout(grace, &mut self.task).await.is_err() {
             self.task.abort();
         }

@@ -18,7 +18,7 @@ use crate::replica::Replica;
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LAST_WAIT: Duration = Duration::from_secs(2);
 /// A member of the cluster of which nothing was heard for so long probably publishes elsewhere, or nothing.
-const SILENT: Duration = Duration::from_secs(10);
+const SILENT: Duration = Duration::from_secs(8);
 /// Keys taken in before others on the thread have their turn: about a millisecond.
 const KEYS_PER_TURN: usize = 4_096;
 

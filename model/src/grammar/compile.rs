@@ -21,7 +21,7 @@ use super::limits::{
     LEXER_STATES_MAX, WAITING_MAX,
 };
 use super::matcher::Matcher;
-use super::source::GrammarSource;
+use super::source::{GrammarSource, JsonBlanks};
 use super::vocabulary::Vocabulary;
 use crate::tokenizer::Tokenizer;
 
@@ -109,10 +109,10 @@ impl Grammars {
     }
 
     /// The grammar of a source. Waits up to [`COMPILE_TIME_MAX`]: never call it on a reactor.
-    pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+    pub fn compile(&self, source: &GrammarSource, blanks: JsonBlanks) -> Result<Grammar, GrammarError> {
         // Before anything waits or is remembered.
-        source.check_size()?;
-        let key = source.hash();
+        source.check_size(blanks)?;
+        let key = source.hash(blanks);
         if let Some(known) = lock(&self.0.cache).get(&key) {
             return known;
         }
@@ -126,7 +126,7 @@ impl Grammars {
         let (grammars, source) = (self.clone(), source.clone());
         let thread = std::thread::Builder::new().name("grammar".into()).stack_size(COMPILE_STACK_BYTES);
         let started = thread.spawn(move || {
-            let grammar = grammars.compile_here(&source, key);
+            let grammar = grammars.compile_here(&source, blanks, key);
             lock(&grammars.0.cache).put(key, grammar.clone());
             drop(place);
             // Whoever waited may have given up.
@@ -144,10 +144,16 @@ impl Grammars {
         }
     }
 
-    fn compile_here(&self, source: &GrammarSource, hash: [u8; 32]) -> Result<Grammar, GrammarError> {
+    fn compile_here(
+        &self,
+        source: &GrammarSource,
+        blanks: JsonBlanks,
+        hash: [u8; 32],
+    ) -> Result<Grammar, GrammarError> {
         let begun = Instant::now();
         let compiled = catch_unwind(AssertUnwindSafe(|| {
-            let parser = self.0.factory.create_parser(source.parse()?).map_err(|error| refusal(&error))?;
+            let parser =
+                self.0.factory.create_parser(source.parse(blanks)?).map_err(|error| refusal(&error))?;
             let start = Matcher::new(llguidance::Matcher::new(Ok(parser)), self.0.vocabulary.clone());
             // What has no beginning has no end; and what takes too long once would do so in every request.
             let mask = start.copy().mask(&[]);

@@ -24,9 +24,12 @@ pub const WAITING_MAX: usize = 64;
 /// Compiled grammars that are kept for one tokenizer, and refusals.
 pub const CACHED_MAX: usize = 64;
 
-/// Spaces, tabs and line breaks in a row between two tokens of JSON: enough to indent by, and an end for models that would
-/// go on for ever.
-pub const WHITESPACE_MAX: usize = 64;
+/// Spaces, tabs and line breaks in a row between two tokens of JSON, where nobody says otherwise: enough to indent seven levels by
+/// four, and an end for models that would go on for ever.
+pub const JSON_BLANKS_DEFAULT: u32 = 32;
+
+/// The most that they may be set to.
+pub const JSON_BLANKS_MAX: u32 = 1024;
 
 /// Symbols of a grammar's productions. FHIR's schema, the largest in wide use, has 200,000.
 pub(super) const GRAMMAR_SYMBOLS_MAX: usize = 250_000;

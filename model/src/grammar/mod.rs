@@ -15,4 +15,4 @@ mod vocabulary;
 pub use compile::{Grammar, GrammarError, Grammars};
 pub use mask::TokenMask;
 pub use matcher::{Matcher, MatcherError};
-pub use source::GrammarSource;
+pub use source::{GrammarSource, JsonBlanks};

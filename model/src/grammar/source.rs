@@ -6,7 +6,7 @@ use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
 use super::compile::GrammarError;
-use super::limits::{CHOICES_MAX, GRAMMAR_BYTES_MAX, NESTING_MAX, WHITESPACE_MAX};
+use super::limits::{CHOICES_MAX, GRAMMAR_BYTES_MAX, JSON_BLANKS_DEFAULT, JSON_BLANKS_MAX, NESTING_MAX};
 
 /// A set of texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -23,15 +23,28 @@ pub enum GrammarSource {
     Lark(String),
 }
 
+/// Blanks in a row between two tokens of JSON, at most; 0 is compact JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct JsonBlanks(pub u32);
+
+impl Default for JsonBlanks {
+    fn default() -> Self {
+        Self(JSON_BLANKS_DEFAULT)
+    }
+}
+
 impl GrammarSource {
     /// Key of everything that is kept per grammar.
-    pub(super) fn hash(&self) -> [u8; 32] {
+    pub(super) fn hash(&self, blanks: JsonBlanks) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();
         let mut part = |bytes: &[u8]| {
             hasher.update(&(bytes.len() as u64).to_le_bytes());
             hasher.update(bytes);
         };
         part(self.kind().as_bytes());
+        if self.is_json() {
+            part(&blanks.0.to_le_bytes());
+        }
         match self {
             Self::JsonObject => {}
             Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => part(text.as_bytes()),
@@ -51,11 +64,16 @@ impl GrammarSource {
         }
     }
 
+    /// Its texts are JSON.
+    pub fn is_json(&self) -> bool {
+        matches!(self, Self::JsonObject | Self::JsonSchema(_))
+    }
+
     /// The library's form of it, or which bound it is over. Its size has been checked.
-    pub(super) fn parse(&self) -> Result<TopLevelGrammar, GrammarError> {
+    pub(super) fn parse(&self, blanks: JsonBlanks) -> Result<TopLevelGrammar, GrammarError> {
         match self {
-            Self::JsonObject => Ok(json_grammar(json!({"type": "object"}))),
-            Self::JsonSchema(text) => parse_schema(text),
+            Self::JsonObject => Ok(json_grammar(json!({"type": "object"}), blanks)),
+            Self::JsonSchema(text) => parse_schema(text, blanks),
             Self::Regex(text) if text.is_empty() => Err(invalid("it is empty")),
             Self::Regex(text) => Ok(TopLevelGrammar::from_regex(text)),
             Self::Choice(choices) => parse_choice(choices),
@@ -67,7 +85,10 @@ impl GrammarSource {
     }
 
     /// What is too large is not even looked at.
-    pub(super) fn check_size(&self) -> Result<(), GrammarError> {
+    pub(super) fn check_size(&self, blanks: JsonBlanks) -> Result<(), GrammarError> {
+        if blanks.0 > JSON_BLANKS_MAX {
+            return Err(too_large(format!("{} blanks in a row are over {JSON_BLANKS_MAX}", blanks.0)));
+        }
         let bytes = match self {
             Self::JsonObject => 0,
             Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
@@ -80,14 +101,14 @@ impl GrammarSource {
     }
 }
 
-fn parse_schema(text: &str) -> Result<TopLevelGrammar, GrammarError> {
+fn parse_schema(text: &str, blanks: JsonBlanks) -> Result<TopLevelGrammar, GrammarError> {
     check_nesting(outside_strings(text))?;
     let schema: Value = serde_json::from_str(text).map_err(|error| invalid(format!("no JSON: {error}")))?;
     match &schema {
         Value::Object(object) if object.contains_key(OPTIONS) => {
             Err(invalid(format!("`{OPTIONS}` is no keyword of JSON Schema")))
         }
-        Value::Object(_) => Ok(json_grammar(schema)),
+        Value::Object(_) => Ok(json_grammar(schema, blanks)),
         _ => Err(invalid("it must be an object")),
     }
 }
@@ -95,15 +116,18 @@ fn parse_schema(text: &str) -> Result<TopLevelGrammar, GrammarError> {
 /// Where the library looks for its options: clients must not turn its checks off.
 pub(super) const OPTIONS: &str = "x-guidance";
 
-fn json_grammar(schema: Value) -> TopLevelGrammar {
-    TopLevelGrammar::from_json_schema(with_whitespace(schema))
+fn json_grammar(schema: Value, blanks: JsonBlanks) -> TopLevelGrammar {
+    TopLevelGrammar::from_json_schema(with_blanks(schema, blanks))
 }
 
 /// White space between the parts is bounded, or a model may write nothing else.
-pub(super) fn with_whitespace(mut schema: Value) -> Value {
+pub(super) fn with_blanks(mut schema: Value, JsonBlanks(most): JsonBlanks) -> Value {
     if let Value::Object(object) = &mut schema {
-        let whitespace = format!(r"[\x20\x0A\x0D\x09]{{1,{WHITESPACE_MAX}}}");
-        object.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": whitespace }));
+        let options = match most {
+            0 => json!({ "whitespace_flexible": false }),
+            _ => json!({ "whitespace_pattern": format!(r"[\x20\x0A\x0D\x09]{{1,{most}}}") }),
+        };
+        object.insert(OPTIONS.to_owned(), options);
     }
     schema
 }

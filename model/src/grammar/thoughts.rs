@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::source::{GrammarSource, OPTIONS, with_whitespace};
+use super::source::{GrammarSource, JsonBlanks, OPTIONS, with_blanks};
 
 /// Behind the thoughts models write a blank line.
 const GAP: &str = r"/[ \n]{1,4}/";
@@ -12,15 +12,15 @@ const GAP: &str = r"/[ \n]{1,4}/";
 impl GrammarSource {
     /// Texts of this grammar behind thoughts that end with `</think>`. `begun`: the prompt has begun them; else the model
     /// may begin some with `<think>`. None where the source cannot be part of another: a whole grammar of rules.
-    pub fn behind_thoughts(&self, begun: bool) -> Option<Self> {
+    pub fn behind_thoughts(&self, begun: bool, blanks: JsonBlanks) -> Option<Self> {
         let answer = match self {
-            Self::JsonObject => format!("%json {}", with_whitespace(json!({"type": "object"}))),
+            Self::JsonObject => format!("%json {}", with_blanks(json!({"type": "object"}), blanks)),
             Self::JsonSchema(text) => {
                 let schema = serde_json::from_str::<Value>(text).ok().filter(Value::is_object)?;
                 if schema.get(OPTIONS).is_some() {
                     return None;
                 }
-                format!("%json {}", with_whitespace(schema))
+                format!("%json {}", with_blanks(schema, blanks))
             }
             Self::Regex(text) => format!("/{}/", escaped(text)),
             Self::Choice(texts) => {

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use thalweg_model::grammar::{GrammarError, GrammarSource, limits};
+use thalweg_model::grammar::{GrammarError, GrammarSource, JsonBlanks, limits};
 
-use crate::tiny::{compile, schema};
+use crate::tiny::{bytes, compile, grammars, schema};
 
 /// Refused or compiled, but soon: the bound, and what a slow and busy machine adds.
 fn check(source: &GrammarSource) -> Result<(), GrammarError> {
@@ -104,4 +104,28 @@ fn a_refusal_and_a_grammar_are_remembered() {
     assert_eq!(compile(&source).unwrap(), compile(&source).unwrap());
     let bad = schema(&json!({"type": "remembered"}));
     assert_eq!(compile(&bad).unwrap_err(), compile(&bad).unwrap_err());
+}
+
+#[test]
+fn blanks_between_two_tokens_of_json_are_bounded() {
+    let object = json!({"type": "object", "properties": {"a": {"const": true}}, "required": ["a"],
+                        "additionalProperties": false});
+    for source in [schema(&object), GrammarSource::JsonObject] {
+        let check = |most: usize, text: String, fits: bool| {
+            let grammar = grammars().compile(&source, JsonBlanks(most as u32)).unwrap();
+            let taken = grammar.matcher().consume(&bytes(&text));
+            assert_eq!(taken.is_ok(), fits, "{text:?} with {most} blanks: {taken:?}");
+        };
+        for most in [1, 7, limits::JSON_BLANKS_DEFAULT as usize] {
+            let (blanks, one_more) = (" ".repeat(most), "\n".repeat(most + 1));
+            check(most, format!("{{{blanks}\"a\"{blanks}:{blanks}true{blanks}}}"), true);
+            check(most, format!("{{{one_more}"), false);
+            check(most, format!("{{\"a\":{one_more}"), false);
+        }
+        check(0, "{\"a\":true}".to_owned(), true);
+        check(0, "{ ".to_owned(), false);
+        check(0, "{\"a\": ".to_owned(), false);
+        let too_many = JsonBlanks(limits::JSON_BLANKS_MAX + 1);
+        assert!(matches!(grammars().compile(&source, too_many), Err(GrammarError::TooLarge { .. })));
+    }
 }

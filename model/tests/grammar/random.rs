@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 use thalweg_model::checkpoint::Checkpoint;
-use thalweg_model::grammar::{GrammarSource, Grammars};
+use thalweg_model::grammar::{GrammarSource, Grammars, JsonBlanks};
 use thalweg_model::tokenizer::Tokenizer;
 
 use crate::support::real_model;
@@ -38,7 +38,7 @@ fn models() -> &'static [Model] {
 /// Most of the walks end, and each that does is right.
 fn check(source: &GrammarSource, is_right: impl Fn(&str) -> bool) {
     for model in models() {
-        let grammar = model.grammars.compile(source).unwrap();
+        let grammar = model.grammars.compile(source, JsonBlanks::default()).unwrap();
         let texts: Vec<String> = (0..WALKS)
             .filter_map(|round| walk(&grammar, &model.tokenizer, SEED + round, TOKENS_MAX))
             .map(|ids| model.tokenizer.decode(&ids, false))

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
-use thalweg_model::grammar::{Grammar, GrammarError, GrammarSource, Grammars};
+use thalweg_model::grammar::{Grammar, GrammarError, GrammarSource, Grammars, JsonBlanks};
 use thalweg_model::tokenizer::{Tokenizer, TokenizerBundle};
 
 /// Ids 0 to 255 are bytes.
@@ -29,7 +29,7 @@ pub(crate) fn grammars() -> &'static Grammars {
 }
 
 pub(crate) fn compile(source: &GrammarSource) -> Result<Grammar, GrammarError> {
-    grammars().compile(source)
+    grammars().compile(source, JsonBlanks::default())
 }
 
 pub(crate) fn schema(value: &Value) -> GrammarSource {

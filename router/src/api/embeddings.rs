@@ -12,8 +12,6 @@ use http::{HeaderValue, header};
 use serde::Serialize;
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::ids::WorkerId;
-use thalweg_proto::v1;
-use tokio::time::Instant;
 
 use crate::auth::Grant;
 use crate::dispatch::{GenerationEvent, Tokenized};
@@ -23,7 +21,7 @@ use crate::tokenize::tokenize_inputs;
 use crate::usage::{Outcome, Usage, UsageRecord};
 
 use super::answer::{Answer, Event};
-use super::asked::Asked;
+use super::asked::{Asked, prompt_id};
 use super::error::ApiError;
 use super::generate::name_worker;
 use super::{Api, body, headers};
@@ -95,26 +93,12 @@ fn tokenized(
     inputs: Vec<Arc<[u32]>>,
     id: &str,
 ) -> Vec<Tokenized> {
-    let grant = &asked.grant;
-    let longest = api.router.config.timeouts.request_timeout;
-    let deadline = Instant::now() + grant.duration_max.map_or(longest, |own| own.min(longest));
-    let tenant_limit = api.router.tenant_limit(grant);
-    let is_one = inputs.len() == 1;
+    let count = inputs.len();
     let one = |(at, prompt_ids)| Tokenized {
-        request_id: if is_one { id.to_owned() } else { format!("{id}-{at}") },
-        model: Arc::clone(request.model()),
-        prompt_ids,
-        sampling: v1::SamplingParams::default(),
-        grammar: None,
+        request_id: prompt_id(id, at, count),
         embedding: Some(request.info()),
-        n: 1,
-        tenant: grant.tenant.clone(),
-        tenant_limit,
-        scope: v1::CacheScope { scope: grant.scope().to_owned(), salt: request.cache_salt().to_owned() },
         priority: request.priority(),
-        deadline,
-        traceparent: asked.trace.parent.clone(),
-        tracestate: asked.trace.state.clone(),
+        ..asked.tokenized(api, request.model(), prompt_ids, request.cache_salt())
     };
     inputs.into_iter().enumerate().map(one).collect()
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::ids::WorkerId;
 use thalweg_proto::v1;
-use tokio::time::Instant;
 
 use crate::dispatch::{ChoiceEnder, Tokenized};
 use crate::error::RouterError;
@@ -18,7 +17,7 @@ use crate::usage::{Outcome, UsageRecord};
 
 use super::Api;
 use super::answer::{Answer, Event};
-use super::asked::Asked;
+use super::asked::{Asked, prompt_id};
 
 /// A request that runs. Dropping it cancels it down to the worker's KV blocks and writes its record.
 pub(super) struct Session {
@@ -42,29 +41,14 @@ impl Session {
         head: ReplyHead,
         record: UsageRecord,
     ) -> Self {
-        let grant = &*asked.grant;
-        let mut longest = api.router.config.timeouts.request_timeout;
-        for own in [grant.duration_max, asked.patience].into_iter().flatten() {
-            longest = longest.min(own);
-        }
-        let deadline = Instant::now() + longest;
-        let tenant_limit = api.router.tenant_limit(grant);
         let grammar = request.structure().map(|structure| Arc::new(structure.wire()));
         let tokenized = |(at, prompt): (usize, &TokenizedPrompt)| Tokenized {
-            request_id: if prompts.len() == 1 { head.id.clone() } else { format!("{}-{at}", head.id) },
-            model: Arc::clone(request.model()),
-            prompt_ids: Arc::clone(&prompt.ids),
+            request_id: prompt_id(&head.id, at, prompts.len()),
             sampling: sampling(&request, prompt.max_tokens),
             grammar: grammar.clone(),
-            embedding: None,
             n: request.choices(),
-            tenant: grant.tenant.clone(),
-            tenant_limit,
-            scope: v1::CacheScope { scope: grant.scope().to_owned(), salt: request.cache_salt().to_owned() },
             priority: request.priority(),
-            deadline,
-            traceparent: asked.trace.parent.clone(),
-            tracestate: asked.trace.state.clone(),
+            ..asked.tokenized(api, request.model(), Arc::clone(&prompt.ids), request.cache_salt())
         };
         let requests = prompts.iter().enumerate().map(tokenized).collect();
         let answer = Answer::new(&api.router.dispatcher, requests, None);

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use http::HeaderValue;
 use prometheus_client::registry::Registry;
+use thalweg_model::grammar::limits::{JSON_BLANKS_DEFAULT, JSON_BLANKS_MAX};
+use thalweg_proto::value;
 
 use crate::auth::Keys;
 use crate::dialect::{ReasoningParser, ToolCallParser};
@@ -22,6 +24,12 @@ pub struct Surface {
     /// How thoughts are told from the answer, to be sent as reasoning_content
     #[arg(long, env = "THALWEG_REASONING_PARSER", value_enum, default_value_t = ReasoningParser::default())]
     pub reasoning_parser: ReasoningParser,
+
+    /// Spaces, tabs and line breaks in a row between two tokens of JSON that an answer is held to, so that no model spends its
+    /// tokens on them; 0 is compact JSON
+    #[arg(long, env = "THALWEG_JSON_BLANKS_MAX", default_value_t = JSON_BLANKS_DEFAULT)]
+    #[arg(value_parser = value::whole(0..=JSON_BLANKS_MAX))]
+    pub json_blanks_max: u32,
 
     /// YAML or JSON file of API keys by their SHA-256; changes are taken up while the router runs
     #[arg(long, env = "THALWEG_API_KEYS_FILE", value_name = "FILE")]

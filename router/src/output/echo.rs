@@ -15,7 +15,9 @@ pub(crate) struct Echo {
 
 impl Echo {
     pub(crate) fn new(rules: &Rules<'_>, prompt: &TokenizedPrompt) -> Self {
-        let mut detokenizer = Detokenizer::new(rules.tokenizer, &[], rules.options.skip_special);
+        // A text may have control tokens written in it, which are shown as they were.
+        let skip_special = rules.options.skip_special && prompt.echo.is_none();
+        let mut detokenizer = Detokenizer::new(rules.tokenizer, &[], skip_special);
         let (mut decoded, mut characters) = (String::new(), 0);
         let mut offsets = Vec::with_capacity(prompt.ids.len());
         for &id in prompt.ids.iter() {
@@ -25,7 +27,11 @@ impl Echo {
             decoded.push_str(&text);
         }
         decoded.push_str(&detokenizer.finish(rules.tokenizer));
-        Self { text: prompt.echo.clone().unwrap_or(decoded), offsets }
+        let text = prompt.echo.clone().unwrap_or_else(|| decoded.clone());
+        // What the tokenizer put before a text, such as the beginning of sequence, has no place of its own in it.
+        let (shown, known) = (text.chars().count(), decoded.chars().count());
+        offsets.iter_mut().for_each(|offset| *offset = (*offset + shown).saturating_sub(known));
+        Self { text, offsets }
     }
 
     pub(crate) fn text(&self) -> &str {

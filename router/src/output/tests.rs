@@ -222,10 +222,21 @@ fn logprobs_are_finite_and_shaped_as_clients_know_them() {
 
 #[test]
 fn echo_places_tokens_in_the_echoed_text() {
-    let assembly = assembly(json!({"prompt": "až", "echo": true}));
-    let echo = assembly.echo(0).expect("asked for");
-    assert_eq!((echo.text(), echo.characters()), ("až", 2));
-    let raw = vec![TokenLogprobs::default(); 4];
-    let offsets: Vec<_> = echo.token_infos(&raw).iter().map(|i| i.text_offset).collect();
-    assert_eq!(offsets, [0, 0, 1, 1], "beginning of sequence, a, and two bytes of one letter");
+    // logprobs-04.
+    let check = |fields: serde_json::Value, text: &str, expected: &[usize]| {
+        let assembly = assembly(fields);
+        let echo = assembly.echo(0).expect("asked for");
+        assert_eq!((echo.text(), echo.characters()), (text, text.chars().count()));
+        let raw = vec![TokenLogprobs::default(); expected.len() + 1];
+        let offsets: Vec<_> = echo.token_infos(&raw).iter().map(|info| info.text_offset).collect();
+        assert_eq!(offsets, expected, "{text}");
+    };
+    // A beginning of sequence that was added is at the text's beginning, and the two bytes of a letter where it is.
+    check(json!({"prompt": "až", "echo": true}), "až", &[0, 0, 1, 1]);
+    check(json!({"prompt": "až", "echo": true, "skip_special_tokens": false}), "až", &[0, 0, 1, 1]);
+    check(json!({"prompt": "<s>a", "echo": true, "add_special_tokens": false}), "<s>a", &[0, 3]);
+    check(json!({"prompt": "a<|im_end|>b", "echo": true}), "a<|im_end|>b", &[0, 0, 1, 11]);
+    // Of ids there is no other text than theirs.
+    check(json!({"prompt": [256, 97], "echo": true}), "a", &[0, 0]);
+    check(json!({"prompt": [256, 97], "echo": true, "skip_special_tokens": false}), "<s>a", &[0, 3]);
 }

@@ -42,7 +42,7 @@ pub fn parse_chat(mut body: Map<String, Value>, served: &Served<'_>) -> Result<V
         cache_salt: common::cache_salt(&fields)?,
         priority: common::priority(&fields)?,
         // A forced call leaves no room for an answer in another form.
-        structure: tools.forced().or(structure),
+        structure: tools.forced().or(structure).map(|it| it.with_blanks(served.surface.json_blanks_max)),
         reply,
         model,
     })

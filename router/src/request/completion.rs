@@ -53,7 +53,7 @@ pub fn parse_completion(
         max_tokens: explicit.map_or(MaxTokens::Default(DEFAULT_MAX_TOKENS), MaxTokens::Explicit),
         cache_salt: common::cache_salt(&fields)?,
         priority: common::priority(&fields)?,
-        structure: structured::structure(&fields)?,
+        structure: structured::structure(&fields)?.map(|it| it.with_blanks(served.surface.json_blanks_max)),
         reply,
         model,
     })

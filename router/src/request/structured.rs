@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use thalweg_model::grammar::{GrammarError, GrammarSource};
+use thalweg_model::grammar::{GrammarError, GrammarSource, JsonBlanks};
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 
@@ -23,6 +23,7 @@ const NAME_CHARS_MAX: usize = 64;
 pub(crate) struct Structure {
     source: GrammarSource,
     field: String,
+    blanks: JsonBlanks,
 }
 
 /// vLLM's fields of the top level, and those of `structured_outputs`.
@@ -142,19 +143,25 @@ mod tests;
 
 impl Structure {
     pub(crate) fn new(source: GrammarSource, field: String) -> Self {
-        Self { source, field }
+        Self { source, field, blanks: JsonBlanks::default() }
+    }
+
+    /// With so many blanks in a row between two tokens of JSON, at most.
+    pub(super) fn with_blanks(self, blanks: u32) -> Self {
+        Self { blanks: JsonBlanks(blanks), ..self }
     }
 
     /// The same behind a model's thoughts; None where it cannot stand there.
     pub(super) fn behind_thoughts(&self, begun: bool) -> Option<Self> {
-        let source = self.source.behind_thoughts(begun)?;
-        Some(Self { source, field: self.field.clone() })
+        let source = self.source.behind_thoughts(begun, self.blanks)?;
+        Some(Self { source, ..self.clone() })
     }
 
     /// Compiles it once, so that what cannot be enforced is refused before anything is answered. Waits up to
     /// `grammar::limits::COMPILE_TIME_MAX`: never call it on the reactor.
     pub(crate) fn check(&self, model: &ModelEntry) -> Result<(), RouterError> {
-        let compiled = model.tokenizer.grammars().and_then(|grammars| grammars.compile(&self.source));
+        let compiled =
+            model.tokenizer.grammars().and_then(|grammars| grammars.compile(&self.source, self.blanks));
         compiled.map(|_| ()).map_err(|error| {
             let message = format!("`{}` {error}", self.field);
             match error {
@@ -176,6 +183,7 @@ impl Structure {
             GrammarSource::Choice(texts) => Source::Choice(v1::GrammarChoice { texts }),
             GrammarSource::Lark(text) => Source::Lark(text),
         };
-        v1::Grammar { source: Some(source) }
+        let json_blanks_max = self.source.is_json().then_some(self.blanks.0);
+        v1::Grammar { source: Some(source), json_blanks_max }
     }
 }

@@ -1,7 +1,7 @@
 //! Bodies that are refused, and what those that are not become.
 
 use serde_json::{Value, json};
-use thalweg_model::grammar::GrammarSource;
+use thalweg_model::grammar::{GrammarSource, JsonBlanks};
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 
@@ -132,9 +132,12 @@ fn what_is_not_served_is_refused_and_never_ignored() {
 fn an_answer_is_constrained_behind_thoughts() {
     let model = crate::test_support::entry("tiny", true);
     let accepts = |source: &GrammarSource, begun: bool, text: &str| {
-        let source = source.behind_thoughts(begun).expect("can stand behind thoughts");
-        let grammar =
-            model.tokenizer.grammars().and_then(|grammars| grammars.compile(&source)).expect("compiles");
+        let source = source.behind_thoughts(begun, JsonBlanks::default()).expect("can stand behind thoughts");
+        let grammar = model
+            .tokenizer
+            .grammars()
+            .and_then(|grammars| grammars.compile(&source, JsonBlanks::default()))
+            .expect("compiles");
         let mut matcher = grammar.matcher();
         let ids: Vec<u32> = text.bytes().map(u32::from).collect();
         matcher.consume(&ids).is_ok() && matcher.is_accepting()
@@ -160,7 +163,10 @@ fn an_answer_is_constrained_behind_thoughts() {
         check(false, wrong, false);
         check(false, &format!("hm</think>{right}"), false);
     }
-    assert_eq!(GrammarSource::Lark("start: \"a\"".to_owned()).behind_thoughts(true), None);
+    assert_eq!(
+        GrammarSource::Lark("start: \"a\"".to_owned()).behind_thoughts(true, JsonBlanks::default()),
+        None
+    );
 }
 
 #[test]

@@ -42,6 +42,9 @@ use listing::Listing;
 use load::Weight;
 use tokenizers::Tokenizers;
 
+/// A block is in the index 50 ms after the step that filled it, and some seconds later where Redis has to be found first.
+const INDEX_SILENT_AFTER: Duration = Duration::from_secs(8);
+
 /// The registry of workers. Reads for a pick never block.
 pub struct Workers {
     router_id: String,
@@ -152,6 +155,14 @@ impl Workers {
     /// Blocks that the cache index knows the worker to hold.
     pub fn indexed_blocks(&self, worker: &Worker) -> u64 {
         worker.holder.map_or(0, |holder| self.replica.blocks_of(holder))
+    }
+
+    /// It is ready and has served prompts for a while, and the cache index knows of no block of it.
+    pub(crate) fn is_index_silent(&self, worker: &Worker, now: Instant) -> bool {
+        let since = worker.fills_blocks_since();
+        since.is_some_and(|since| now.saturating_duration_since(since) >= INDEX_SILENT_AFTER)
+            && worker.state() == HealthState::Ready
+            && self.indexed_blocks(worker) == 0
     }
 
     /// Workers that membership lost all at once while they answer: they are kept.

@@ -47,8 +47,8 @@ struct Inner {
     load: LoadBook,
     in_flight: InFlight,
     confidence: Confidence,
-    /// Prompt tokens of the requests that it began.
-    prompt_tokens: u64,
+    /// When it began the first prompt that fills a block.
+    fills_blocks_since: Option<Instant>,
     speed: Arc<Speed>,
 }
 
@@ -81,7 +81,7 @@ impl Worker {
                 load: LoadBook::default(),
                 in_flight: InFlight::default(),
                 confidence: Confidence::default(),
-                prompt_tokens: 0,
+                fills_blocks_since: None,
                 speed,
             }),
             about,
@@ -136,13 +136,15 @@ impl Worker {
     /// Takes in what became of a request's predicted hit.
     pub fn observe_hit(&self, prompt_tokens: u32, indexed_tokens: u32, actual_tokens: u32) {
         let mut inner = self.inner.lock();
-        inner.prompt_tokens += u64::from(prompt_tokens);
+        if prompt_tokens >= self.about.block_size {
+            inner.fills_blocks_since.get_or_insert_with(Instant::now);
+        }
         inner.confidence.observe(indexed_tokens, actual_tokens);
     }
 
-    /// Prompt tokens that this router has sent it.
-    pub fn prompt_tokens_served(&self) -> u64 {
-        self.inner.lock().prompt_tokens
+    /// Since when it has had blocks of this router's prompts to tell of.
+    pub(super) fn fills_blocks_since(&self) -> Option<Instant> {
+        self.inner.lock().fills_blocks_since
     }
 
     /// Serves this model, or has this adapter on it, with the very weights that the name stands for.

@@ -51,7 +51,8 @@ async fn a_worker_that_dies_before_the_first_token_is_replaced() {
 /// A worker that does not know grammars would answer whatever it likes: it is not asked.
 #[tokio::test]
 async fn constrained_requests_go_only_where_grammars_are_known() {
-    let grammar = v1::Grammar { source: Some(v1::grammar::Source::Regex("a+".to_owned())) };
+    let grammar =
+        v1::Grammar { source: Some(v1::grammar::Source::Regex("a+".to_owned())), json_blanks_max: None };
     let constrained =
         |stage: &Stage| Tokenized { grammar: Some(Arc::new(grammar.clone())), ..stage.request(3) };
     let knows = v1::DescribeResponse { features: vec!["grammar".to_owned()], ..about("w1") };

@@ -142,6 +142,7 @@ async fn replies_are_what_the_document_says() {
         check("EmbeddingRequest", &body);
         check("EmbeddingReply", &stage.http.post(EMBEDDINGS, &body).await.json());
     }
+    stage.worker.says("ok");
     let wishes = [
         json!({}),
         json!({"tools": [{"type": "function", "name": "f"}], "instructions": "i", "metadata": {"a": "b"}}),

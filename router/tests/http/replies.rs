@@ -1,9 +1,10 @@
 //! Replies in one piece.
 
 use serde_json::{Value, json};
+use thalweg_router::config::Surface;
 
 use crate::speaking_worker::{prompt_message, responses};
-use crate::{CHAT, COMPLETIONS, chat, completion, stage};
+use crate::{CHAT, COMPLETIONS, chat, completion, stage, stage_with};
 
 #[tokio::test]
 async fn a_chat_has_openais_shape() {
@@ -123,4 +124,19 @@ async fn a_stop_string_ends_the_text_and_the_work() {
     assert_eq!(reply["choices"][0]["stop_reason"], "three");
     assert_eq!(reply["usage"]["completion_tokens"], 13, "tokens behind the stop string do not count");
     stage.worker.ended(1).await;
+}
+
+#[tokio::test]
+async fn json_may_have_as_many_blanks_as_the_router_says() {
+    for (blanks, told) in [(None, 32), (Some(0), 0), (Some(7), 7)] {
+        let set = |surface: &mut Surface| surface.json_blanks_max = blanks.unwrap_or(surface.json_blanks_max);
+        let stage = stage_with(|config| set(&mut config.surface), true).await;
+        for fields in [json!({"response_format": {"type": "json_object"}}), json!({"guided_json": {}})] {
+            stage.http.post(CHAT, &chat(fields)).await;
+        }
+        stage.http.post(CHAT, &chat(json!({"guided_regex": "a+"}))).await;
+        let requests = stage.worker.requests();
+        let blanks: Vec<_> = requests.iter().map(|r| r.grammar.as_ref().unwrap().json_blanks_max).collect();
+        assert_eq!(blanks, [Some(told), Some(told), None]);
+    }
 }

@@ -1,5 +1,6 @@
 //! Clients that write down what happens to them instead of failing: what a stream said, when, and how it ended.
 
+use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -34,8 +35,8 @@ pub struct Outcome {
     pub done: bool,
     /// From the request to the first token, or to the end of a body.
     pub first: Duration,
-    /// Longest time between two events with tokens.
-    pub gap_max: Duration,
+    /// When each event with tokens came.
+    pub arrivals: Vec<Instant>,
     /// From the request to its end.
     pub took: Duration,
     /// When that was.
@@ -97,10 +98,29 @@ impl Outcome {
         details.and_then(Value::as_u64).unwrap_or_default()
     }
 
+    /// Longest time between two events with tokens.
+    pub fn gap_max(&self) -> Duration {
+        self.gaps(..).max().unwrap_or_default()
+    }
+
+    /// Times between two events with tokens, of those that the later one ended within a span of time.
+    pub fn gaps(&self, ended: impl RangeBounds<Instant>) -> impl Iterator<Item = Duration> {
+        let pairs = self.arrivals.iter().zip(self.arrivals.iter().skip(1));
+        pairs.filter(move |(_, later)| ended.contains(later)).map(|(earlier, later)| *later - *earlier)
+    }
+
     /// A header, empty if there is none.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
+}
+
+/// The value at a quantile.
+pub fn quantile(of: impl IntoIterator<Item = Duration>, quantile: f64) -> Duration {
+    let mut of: Vec<_> = of.into_iter().collect();
+    of.sort();
+    let at = (of.len() as f64 * quantile).ceil() as usize;
+    of.get(at.saturating_sub(1)).copied().unwrap_or_default()
 }
 
 /// Panics unless every answer is whole; tells how many are not, and some of them.
@@ -249,7 +269,6 @@ async fn read_events(
     tokens: &AtomicUsize,
     outcome: &mut Outcome,
 ) -> Result<(), String> {
-    let mut last = None;
     while let Some(event) = reply.try_next().await? {
         let Some(data) = event.strip_prefix("data: ") else { continue };
         if data == "[DONE]" {
@@ -260,10 +279,10 @@ async fn read_events(
         let new = outcome.take(&chunk);
         if new > 0 {
             let now = Instant::now();
-            match last.replace(now) {
-                None => outcome.first = now - start,
-                Some(last) => outcome.gap_max = outcome.gap_max.max(now - last),
+            if outcome.arrivals.is_empty() {
+                outcome.first = now - start;
             }
+            outcome.arrivals.push(now);
             tokens.fetch_add(new, Ordering::Relaxed);
         }
     }

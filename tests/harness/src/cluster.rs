@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 use crate::http::HttpClient;
 use crate::metrics::Scrape;
@@ -21,6 +22,8 @@ pub struct Cluster {
     /// Metrics of each worker.
     pub worker_metrics: Vec<HttpClient>,
     processes: Vec<Process>,
+    /// Read again and again by workers that simulate it.
+    profile: Option<NamedTempFile>,
 }
 
 impl Cluster {
@@ -41,7 +44,18 @@ impl Cluster {
             model: name.to_owned(),
             worker_metrics,
             processes: vec![process],
+            profile: None,
         }
+    }
+
+    /// `thalweg up` with so many workers that simulate this profile: they yield tokens at its rate, whatever the cores do meanwhile.
+    pub fn simulated(binary: &str, model: &Path, workers: usize, profile: &str) -> Self {
+        let file = NamedTempFile::new().expect("the temporary folder can be written to");
+        std::fs::write(&file, profile).expect("the temporary folder can be written to");
+        let path = file.path().to_str().expect("a path in UTF-8");
+        let mut cluster = Self::up(binary, model, workers, &["--engine", "sim", "--profile", path]);
+        cluster.profile = Some(file);
+        cluster
     }
 
     /// A `thalweg router` in front of so many `thalweg worker`s, ready to serve. Process 0 is the router.
@@ -68,6 +82,7 @@ impl Cluster {
             model: text(&serves[0], "model"),
             worker_metrics: serves.iter().filter_map(metrics_address).map(HttpClient::new).collect(),
             processes: std::iter::once(router).chain(running).collect(),
+            profile: None,
         };
         let ready = cluster.eventually("workers ready", async || {
             let ready = cluster.metrics().await.sum("thalweg_router_worker_state", "state=\"ready\"");

@@ -22,7 +22,11 @@ pub struct KvBudget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "one sequence of {max_model_len} tokens needs {needed} bytes of KV cache, but there are {given}: raise \
-     --kv-cache-memory-bytes to at least {needed}, or lower --max-model-len to at most {fitting_len}"
+     --kv-cache-memory-bytes to at least {needed}{shorter}",
+    shorter = match fitting_len {
+        0 => "; not one token fits".to_owned(),
+        len => format!(", or lower --max-model-len to at most {len}"),
+    }
 )]
 pub struct KvPlanError {
     /// Tokens of the longest sequence.

@@ -14,7 +14,7 @@ mod table;
 pub use budget::{KvBudget, KvPlanError, blocks_per_sequence, plan_blocks};
 pub use cache::{KvCache, KvConfig, PrefixHit, Usage};
 pub use events::KvEventSink;
-pub use pool::{BlockPool, BlockRef};
+pub use pool::{BOOKKEEPING_BYTES_PER_BLOCK, BlockPool, BlockRef};
 pub use prefix::Parent;
 pub use table::SequenceBlocks;
 

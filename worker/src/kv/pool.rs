@@ -18,6 +18,9 @@ impl BlockRef {
     }
 }
 
+/// What it takes to keep count of a block, its name's place in the index of prefixes included.
+pub const BOOKKEEPING_BYTES_PER_BLOCK: usize = 256;
+
 /// Reference counts of a fixed number of blocks. A block whose content has a name is kept as cached when its last
 /// reference goes, and given up, least recently used first, when no block is free.
 #[derive(Debug)]

@@ -6,10 +6,14 @@ use std::ops::Bound;
 use super::rows::{Started, StepBuilder, give_row};
 use super::sequence::{Running, Sequence};
 use super::{Scheduler, SequenceKey};
-use crate::kv::{FULL, PrefixHit, SLIDING};
+use crate::kv::{FULL, KvConfig, PrefixHit, SLIDING, blocks_per_sequence};
+use crate::plan::KV_GROUPS;
 
 /// A waiting sequence is overtaken at most this often; then nobody is admitted before it. A preempted one never is.
 pub const OVERTAKEN_MAX: u32 = 32;
+
+/// A sequence loses its blocks at most this often. It then waits until all that it may come to need can be set aside, and keeps it.
+pub const PREEMPTIONS_MAX: u32 = 4;
 
 /// Sequences that do not fit are looked past up to this many, so that a long queue costs a step little.
 const BLOCKED_MAX: usize = 8;
@@ -113,7 +117,24 @@ impl Scheduler {
             self.kv.fits(&hit, FULL, full + self.spare(sequence, FULL))
                 && self.kv.fits(&hit, SLIDING, sliding + self.spare(sequence, SLIDING))
         };
-        (hit, fits)
+        (hit, fits && (!sequence.keeps_blocks() || self.can_set_aside(sequence)))
+    }
+
+    /// Whether all that it may come to need fits beside what is set aside for others: none of them can then run short but for
+    /// the blocks of those that may be preempted.
+    fn can_set_aside(&self, sequence: &Sequence) -> bool {
+        let all = self.running.values().map(|running| &running.sequence).filter(|other| other.keeps_blocks());
+        let needs = all.chain([sequence]).map(|sequence| self.blocks_needed_at_most(sequence));
+        let sum =
+            needs.fold([0; KV_GROUPS], |sum, needs| std::array::from_fn(|group| sum[group] + needs[group]));
+        let KvConfig { blocks, has_group, .. } = self.config.kv;
+        (0..KV_GROUPS).all(|group| !has_group[group] || sum[group] <= blocks[group])
+    }
+
+    fn blocks_needed_at_most(&self, sequence: &Sequence) -> [usize; KV_GROUPS] {
+        let KvConfig { block_tokens, sliding_window, .. } = self.config.kv;
+        let tokens = sequence.prompt.len() + sequence.output_max.max(sequence.output_len());
+        blocks_per_sequence(tokens, block_tokens, sliding_window)
     }
 
     /// Blocks that must stay available behind an admission: one, the watermark, and for a sequence that was preempted a

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use thalweg_cache_index::event::BlockEvent;
 
-pub use admission::OVERTAKEN_MAX;
+pub use admission::{OVERTAKEN_MAX, PREEMPTIONS_MAX};
 pub use completion::{Completed, FinishReason, StepMismatch, Update};
 pub use rows::{PROMPT_LOGPROB_TOKENS_MAX, Planned, Started};
 pub use sequence::{NewSequence, SequenceKey};

@@ -188,13 +188,15 @@ impl Scheduler {
         None
     }
 
-    /// Preempts the youngest so that `key` can go on; true when blocks came free at once. While any blocks are about to
+    /// Preempts the youngest that may be so that `key` can go on; true when blocks came free at once. While any blocks are about to
     /// come free with a step in flight, it waits for those instead.
     fn make_room(&mut self, key: SequenceKey) -> bool {
         if self.running.values().any(|r| r.leaving.is_some()) {
             return false;
         }
-        let Some(youngest) = self.running.keys().next_back().copied() else { return false };
+        let mut youngest_first =
+            self.running.iter().rev().filter(|(_, running)| !running.sequence.keeps_blocks());
+        let Some(youngest) = youngest_first.next().map(|(key, _)| *key) else { return false };
         self.preempt(youngest) && youngest != key
     }
 }

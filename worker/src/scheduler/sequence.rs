@@ -5,6 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_proto::block_hash::{self, BlockHash};
 
+use super::admission::PREEMPTIONS_MAX;
 use super::constraint::Constraint;
 use crate::kv::{Parent, SequenceBlocks};
 use crate::plan::{AdapterSlot, Logprobs, SlotId, SlotInit, Want};
@@ -138,6 +139,11 @@ impl Sequence {
         let logprobs = self.prompt_logprobs.as_mut().filter(|p| !wanting && !p.complete)?;
         logprobs.complete = true;
         Some(std::mem::take(&mut logprobs.got))
+    }
+
+    /// It was preempted as often as it may be.
+    pub(super) fn keeps_blocks(&self) -> bool {
+        self.preemptions >= PREEMPTIONS_MAX
     }
 
     /// Takes note that its blocks are lost, and with them prompt logprobs of a prefill cut short.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use thalweg_model::grammar::{Grammar, GrammarError, GrammarSource, Grammars};
+use thalweg_model::grammar::{Grammar, GrammarError, GrammarSource, Grammars, JsonBlanks};
 use thalweg_model::tokenizer::{Tokenizer, TokenizerBundle};
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
@@ -28,9 +28,10 @@ impl GrammarCompiler {
 
     /// The grammar of a request, or why it cannot be followed.
     pub(super) async fn compile(&self, grammar: v1::Grammar) -> Result<Grammar, Status> {
+        let blanks = grammar.json_blanks_max.map_or_else(JsonBlanks::default, JsonBlanks);
         let source = source(grammar)?;
         let compiler = self.clone();
-        let compiled = tokio::task::spawn_blocking(move || compiler.compile_here(&source)).await;
+        let compiled = tokio::task::spawn_blocking(move || compiler.compile_here(&source, blanks)).await;
         let compiled = compiled.map_err(|error| ErrorCode::Internal.status(format!("grammar: {error}")))?;
         compiled.map_err(|error| {
             let code = match error {
@@ -42,9 +43,13 @@ impl GrammarCompiler {
     }
 
     /// The same on this thread, which waits for it.
-    pub(crate) fn compile_here(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+    pub(crate) fn compile_here(
+        &self,
+        source: &GrammarSource,
+        blanks: JsonBlanks,
+    ) -> Result<Grammar, GrammarError> {
         let made = self.0.made.get_or_init(|| make(&self.0.tokenizer));
-        made.as_ref().map_err(Clone::clone)?.compile(source)
+        made.as_ref().map_err(Clone::clone)?.compile(source, blanks)
     }
 }
 

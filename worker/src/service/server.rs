@@ -3,28 +3,25 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use thalweg_proto::trust::{ServerTrust, TrustConfig, TrustError};
+use thalweg_proto::MESSAGE_BYTES_MAX;
+use thalweg_proto::serve::grpc::{self, BindError, ConnectionLimits, Serving};
+use thalweg_proto::trust::{TrustConfig, TrustError};
 use thalweg_proto::v1::worker_server::WorkerServer;
-use thalweg_proto::{DESCRIPTORS, MESSAGE_BYTES_MAX};
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::service::InterceptorLayer;
-use tonic::transport::Server;
 use tonic_health::server::HealthReporter;
 
 use super::WorkerService;
 
-/// What a peer may send before we have read it, per stream and per connection.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
-const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// A router has one connection, and more requests than this are refused anyhow.
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    window_bytes: 16 << 20,
+    streams_max: 16_384,
+    keep_alive_interval: Duration::from_secs(5),
+    keep_alive_timeout: Duration::from_secs(5),
+};
 
-/// Streams of one connection; a router has one connection, and more requests than this are refused anyhow.
-const STREAMS_MAX: u32 = 16_384;
-
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What ended streams get to be read to their end.
+/// What ended streams get to be read to their end; health watches have no end of their own and are cut then.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why the gRPC server cannot start.
@@ -47,26 +44,22 @@ pub enum GrpcError {
 }
 
 /// An address that is ours, with nobody answering yet.
-pub(crate) struct GrpcListener {
-    pub(crate) address: SocketAddr,
-    listener: TcpListener,
-    trust: ServerTrust,
-}
+pub(crate) struct GrpcListener(grpc::GrpcListener);
 
 /// A server that answers.
 pub(crate) struct GrpcServer {
     pub(crate) address: SocketAddr,
     health: HealthReporter,
-    task: tokio::task::JoinHandle<()>,
+    serving: Serving,
 }
 
 impl GrpcListener {
     /// Takes the address, for those whom we are to trust.
     pub(crate) async fn bind(address: SocketAddr, trust: &TrustConfig) -> Result<Self, GrpcError> {
-        let trust = ServerTrust::load(trust)?;
-        let failed = |source| GrpcError::Bind { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        Ok(Self { address: listener.local_addr().map_err(failed)?, listener, trust })
+        grpc::GrpcListener::bind(address, trust).await.map(Self).map_err(|error| match error {
+            BindError::Trust(error) => error.into(),
+            BindError::Address(source) => GrpcError::Bind { address, source },
+        })
     }
 
     /// Serves until `stop`, then finishes what runs.
@@ -77,28 +70,18 @@ impl GrpcListener {
     ) -> Result<GrpcServer, GrpcError> {
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_serving::<WorkerServer<WorkerService>>().await;
-        let reflection = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            .with_service_name("thalweg.v1.Worker")
-            .with_service_name("grpc.health.v1.Health")
-            .with_service_name("grpc.reflection.v1.ServerReflection")
-            .build_v1()?;
         let worker = WorkerServer::new(service)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        let serving = limits(Server::builder())
-            .layer(InterceptorLayer::new(self.trust.guard()))
+        let address = self.0.address();
+        let serving = LIMITS
+            .server()
+            .layer(InterceptorLayer::new(self.0.guard()))
             .add_service(worker)
             .add_service(health_service)
-            .add_service(reflection)
-            .serve_with_incoming_shutdown(self.trust.incoming(self.listener), stop.cancelled_owned());
-        let task = tokio::spawn(async move {
-            if let Err(error) = serving.await {
-                tracing::error!(%error, "gRPC server failed");
-            }
-        });
-        Ok(GrpcServer { address: self.address, health, task })
+            .add_service(grpc::reflection("thalweg.v1.Worker")?)
+            .serve_with_incoming_shutdown(self.0.incoming(), stop.cancelled_owned());
+        Ok(GrpcServer { address, health, serving: Serving::start(serving) })
     }
 }
 
@@ -112,21 +95,8 @@ impl GrpcServer {
         });
     }
 
-    /// Waits for the end of the last stream; call behind `stop`. Health watches have no end of their own and are cut.
+    /// Waits for the end of the last stream; call behind `stop`.
     pub(crate) async fn ended(mut self) {
-        match tokio::time::timeout(CLOSE_TIMEOUT, &mut self.task).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "gRPC server panicked"),
-            Err(_) => self.task.abort(),
-        }
+        self.serving.ended(CLOSE_TIMEOUT).await;
     }
-}
-
-fn limits(server: Server) -> Server {
-    server
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_concurrent_streams(STREAMS_MAX)
-        .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
 }

@@ -14,16 +14,17 @@ use thalweg_model::chat_template::ChatTemplate;
 use thalweg_model::checkpoint::Checkpoint;
 use thalweg_model::config::{LayerKind, ModelConfig};
 use thalweg_model::error::ModelError;
-use thalweg_model::grammar::{Grammar, GrammarError, GrammarSource};
+use thalweg_model::grammar::{Grammar, GrammarError, GrammarSource, JsonBlanks};
 use thalweg_model::pooling::PoolingSetting;
 use thalweg_model::tokenizer::TokenizerBundle;
 
 use super::StartError;
+use super::memory::available_bytes;
 use super::sim::SimModel;
 use crate::backend::cpu::{BLOCK_TOKENS, KvDtype, kv_block_bytes};
-use crate::config::{Device, EngineKind, KvCacheDtype, LoadFormat, WorkerConfig};
+use crate::config::{ByteSize, Device, EngineKind, KvCacheDtype, LoadFormat, WorkerConfig};
 use crate::engine::{EngineConfig, MAX_WAITING_DEFAULT};
-use crate::kv::{FULL, KvBudget, SLIDING, plan_blocks};
+use crate::kv::{BOOKKEEPING_BYTES_PER_BLOCK, FULL, KvBudget, SLIDING, plan_blocks};
 use crate::plan::KV_GROUPS;
 use crate::runner::Runner;
 use crate::service::{GrammarCompiler, ServedAdapter, ServedModel};
@@ -95,7 +96,9 @@ impl SharedModel {
         adapters::check(config)?;
         let begin = tokio::time::Instant::now();
         let ready = match () {
-            () if config.engine == EngineKind::Sim || config.profile.is_some() => simulated(path, config)?,
+            () if config.engine == EngineKind::Sim || config.profile.is_some() => {
+                simulated(path, config, workers)?
+            }
             () if gpus(config)? > 0 => on_gpu(path, config, workers)?,
             () => on_cpu(path, config, workers)?,
         };
@@ -175,7 +178,7 @@ impl SharedModel {
 
     /// A grammar over the model's vocabulary. Waits until it is compiled: never call it on a reactor.
     pub fn compile_grammar(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
-        self.grammars.compile_here(source)
+        self.grammars.compile_here(source, JsonBlanks::default())
     }
 
     pub(super) fn grammars(&self) -> GrammarCompiler {
@@ -215,12 +218,13 @@ fn check_build(config: &WorkerConfig) -> Result<(), StartError> {
 }
 
 /// Shape and tokenizer of the checkpoint, without its weights.
-fn simulated(path: &Path, config: &WorkerConfig) -> Result<Ready, StartError> {
+fn simulated(path: &Path, config: &WorkerConfig, workers: usize) -> Result<Ready, StartError> {
     let checkpoint = Checkpoint::open(path)?;
     let bundle = with_flags(checkpoint.tokenizer_bundle()?, config)?;
     let batched_tokens = config.batched_tokens(cpu::BATCHED_TOKENS);
     let room = Room { kv_bytes: config.kv_cache_bytes(), batched_tokens };
     let plan = plan(checkpoint.config(), config, &room)?;
+    check_bookkeeping(&plan, room.kv_bytes, workers)?;
     let sim = SimModel::load(config, &bundle, checkpoint.config().hidden_size)?;
     let fingerprint = digest(&checkpoint.fingerprint(), &[b"sim", sim.said().as_bytes()]);
     Ok(Ready {
@@ -235,6 +239,23 @@ fn simulated(path: &Path, config: &WorkerConfig) -> Result<Ready, StartError> {
         hidden_size: checkpoint.config().hidden_size,
         pooling: checkpoint.pooling()?,
     })
+}
+
+/// A simulation keeps no KV, but who has which block: that must fit.
+fn check_bookkeeping(plan: &EngineConfig, kv_bytes: u64, workers: usize) -> Result<(), StartError> {
+    let blocks = plan.kv_blocks.iter().sum::<usize>();
+    let needed = (blocks * BOOKKEEPING_BYTES_PER_BLOCK) as u64 * workers as u64;
+    match available_bytes().filter(|available| needed > *available) {
+        None => Ok(()),
+        Some(available) => {
+            let reason = format!(
+                "to keep count of {blocks} blocks for each of {workers} workers takes {}, but {} are available; lower it",
+                ByteSize(needed),
+                ByteSize(available)
+            );
+            Err(StartError::config("kv-cache-memory-bytes", ByteSize(kv_bytes), reason))
+        }
+    }
 }
 
 fn on_cpu(path: &Path, config: &WorkerConfig, workers: usize) -> Result<Ready, StartError> {
@@ -263,7 +284,11 @@ fn with_flags(mut bundle: TokenizerBundle, config: &WorkerConfig) -> Result<Toke
         bundle.chat_template = Some(source);
     }
     if let Some(source) = &bundle.chat_template {
-        ChatTemplate::new(source, &bundle)?;
+        let compiled = ChatTemplate::new(source, &bundle);
+        compiled.map_err(|error| match &config.chat_template {
+            Some(path) => StartError::config("chat-template", path.display(), error.to_string()),
+            None => error.into(),
+        })?;
     }
     Ok(bundle)
 }

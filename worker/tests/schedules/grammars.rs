@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
-use thalweg_model::grammar::{Grammar, GrammarSource, Grammars};
+use thalweg_model::grammar::{Grammar, GrammarSource, Grammars, JsonBlanks};
 use thalweg_model::tokenizer::{Tokenizer, TokenizerBundle};
 
 use crate::hash_model::VOCAB;
@@ -33,7 +33,7 @@ pub(crate) fn compile(tokenizer: &Tokenizer) -> Vec<Grammar> {
         GrammarSource::Choice(choices),
         GrammarSource::Lark("start: \"a\" | \"(\" start \")\" | start \"b\"".into()),
     ];
-    sources.iter().map(|source| grammars.compile(source).unwrap()).collect()
+    sources.iter().map(|source| grammars.compile(source, JsonBlanks::default()).unwrap()).collect()
 }
 
 /// A character an id, some of two, and two control tokens.

@@ -15,7 +15,7 @@ use thalweg_worker::pooling::Pooling;
 use thalweg_worker::runner::Runner;
 use thalweg_worker::sampling::SamplingParams;
 use thalweg_worker::scheduler::{
-    FinishReason, NewSequence, Scheduler, SchedulerConfig, SequenceKey, Started, Update,
+    FinishReason, NewSequence, PREEMPTIONS_MAX, Scheduler, SchedulerConfig, SequenceKey, Started, Update,
 };
 
 use crate::hash_model::{HashModel, HashRunner, VOCAB};
@@ -270,12 +270,23 @@ impl<R: Runner> Simulation<R> {
         self.check_idle();
     }
 
+    /// How often the one was preempted that was most often.
+    pub(crate) fn most_preemptions(&self) -> usize {
+        let mut times = BTreeMap::<SequenceKey, usize>::new();
+        self.started
+            .iter()
+            .filter(|started| started.again)
+            .for_each(|s| *times.entry(s.key).or_default() += 1);
+        times.into_values().max().unwrap_or_default()
+    }
+
     fn check_idle(&self) {
         assert!(self.scheduler.is_idle(), "something waits, yet nothing can be planned");
         assert!(self.live.is_empty(), "no sequence ends without a finish reason");
         for group in 0..KV_GROUPS {
             assert_eq!(self.scheduler.usage(group).in_use, 0, "blocks leak in group {group}");
         }
+        assert!(self.most_preemptions() <= PREEMPTIONS_MAX as usize, "one was preempted too often");
         let published = self.scheduler.usage(self.config.kv.published_group());
         assert_eq!(self.index.len(), published.cached, "the index knows what is cached");
     }

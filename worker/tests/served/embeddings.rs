@@ -96,7 +96,8 @@ async fn requests_that_make_no_sense_are_refused() {
     let model = tokio::task::spawn_blocking(smollm2).await.expect("no panic");
     let mut fixture = serve_alone(&model).await;
     let sound = || embed(&[5, 6, 7], v1::Pooling::Last);
-    let grammar = v1::Grammar { source: Some(v1::grammar::Source::Regex("a".to_owned())) };
+    let grammar =
+        v1::Grammar { source: Some(v1::grammar::Source::Regex("a".to_owned())), json_blanks_max: None };
     let begun = v1::ChoiceState { output_ids: vec![1], ..Default::default() };
     for (request, code, says) in [
         (v1::GenerateRequest { pooling: 9, ..sound() }, ErrorCode::InvalidRequest, "pooling is of no kind"),

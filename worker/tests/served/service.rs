@@ -10,6 +10,8 @@ use thalweg_proto::block_hash::{HashRoot, full_blocks};
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use thalweg_proto::v1;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -192,4 +194,24 @@ async fn a_draining_worker_finishes_what_runs_and_refuses_the_rest() {
     worker.shutdown(Duration::from_secs(60)).await;
     let rest = rest.await.unwrap();
     assert_eq!(rest.last().unwrap().deltas[0].finish_reason(), v1::FinishReason::Length);
+}
+
+/// Who connects to the metrics address and asks for nothing, or for half of something, is let go.
+#[tokio::test]
+async fn idle_connections_to_metrics_are_closed() {
+    let (Fixture { worker, .. }, _) = start().await;
+    let begun = Instant::now();
+    let silent = ["", "GET /metrics HTTP/1.1\r\nhost: w\r\n"].map(async |text| {
+        let mut socket = TcpStream::connect(worker.metrics_address()).await.unwrap();
+        socket.write_all(text.as_bytes()).await.unwrap();
+        let mut bytes = Vec::new();
+        // A reset is an end as well.
+        let _ = socket.read_to_end(&mut bytes).await;
+        bytes
+    });
+    for bytes in futures::future::join_all(silent).await {
+        assert_eq!(bytes, b"");
+    }
+    assert!((9..20).contains(&begun.elapsed().as_secs()), "after {:?}", begun.elapsed());
+    worker.shutdown(Duration::ZERO).await;
 }

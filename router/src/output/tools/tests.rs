@@ -1,39 +1,11 @@
 //! Texts of each family, whole and in pieces.
 
 use super::*;
+use crate::test_support::read_calls;
 
 fn plan(format: ToolFormat) -> ToolPlan {
     let names = ["get_weather", "add"].map(str::to_owned);
     ToolPlan { format, names: names.into(), parallel: true, named: None }
-}
-
-/// Content, then name and arguments of each call, then whether all ended well.
-type Read = (String, Vec<(String, String)>, bool);
-
-fn read(plan: &ToolPlan, pieces: &[&str]) -> Read {
-    let (mut reader, mut parts) = (ToolReader::new(plan.clone()), Vec::new());
-    for piece in pieces {
-        reader.push(piece, &mut parts);
-    }
-    reader.finish(&mut parts);
-    let mut content = String::new();
-    let mut calls: Vec<(String, String)> = Vec::new();
-    for part in parts {
-        match part {
-            Part::Content(text) => content.push_str(&text),
-            Part::Reasoning(text) => panic!("{text:?}"),
-            Part::Call(CallDelta { index, head: Some(head), arguments }) => {
-                assert_eq!(index, calls.len());
-                calls.push((head.name, arguments));
-            }
-            Part::Call(CallDelta { index, head: None, arguments }) => {
-                assert_eq!(index + 1, calls.len());
-                calls[index].1.push_str(&arguments);
-            }
-        }
-    }
-    assert!(reader.has_whole_calls() || !reader.satisfied(), "what was cut off is not what was wanted");
-    (content, calls, reader.has_whole_calls())
 }
 
 /// Reads `text` whole, cut in two anywhere, and character by character: always the same.
@@ -41,9 +13,9 @@ fn check_plan(plan: &ToolPlan, text: &str, content: &str, calls: &[(&str, &str)]
     let calls: Vec<_> = calls.iter().map(|(n, a)| ((*n).to_owned(), (*a).to_owned())).collect();
     let expected = (content.to_owned(), calls, whole);
     for at in (0..=text.len()).filter(|at| text.is_char_boundary(*at)) {
-        assert_eq!(read(plan, &[&text[..at], &text[at..]]), expected, "{text:?} cut at {at}");
+        assert_eq!(read_calls(plan, [&text[..at], &text[at..]]), expected, "{text:?} cut at {at}");
     }
-    assert_eq!(read(plan, &text.split("").collect::<Vec<_>>()), expected, "{text:?} by characters");
+    assert_eq!(read_calls(plan, text.split("")), expected, "{text:?} by characters");
 }
 
 fn check(format: ToolFormat, text: &str, content: &str, calls: &[(&str, &str)]) {

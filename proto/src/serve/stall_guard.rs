@@ -15,14 +15,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// A listener whose connections are guarded.
-pub(crate) struct GuardedListener {
+pub struct GuardedListener {
     inner: TcpListener,
     stall_timeout: Duration,
 }
 
 impl GuardedListener {
     /// Guards the connections of `inner`.
-    pub(crate) fn new(inner: TcpListener, stall_timeout: Duration) -> Self {
+    pub fn new(inner: TcpListener, stall_timeout: Duration) -> Self {
         Self { inner, stall_timeout }
     }
 }
@@ -46,7 +46,7 @@ impl Listener for GuardedListener {
 }
 
 /// A stream whose writes fail with `TimedOut` once one has made no progress for `timeout`.
-pub(crate) struct StallGuard<S> {
+pub struct StallGuard<S> {
     inner: S,
     timeout: Duration,
     /// Running while a write waits.

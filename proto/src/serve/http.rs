@@ -1,6 +1,6 @@
-//! Connections of clients: accepted, bounded in every direction, and closed in order.
+//! HTTP servers: connections are accepted, bounded in every direction, and closed in order.
 //!
-//! While the router drains it goes on accepting, since load balancers notice late; replies then ask the client to go:
+//! While a server drains it goes on accepting, since load balancers notice late; replies then ask the client to go:
 //! `Connection: close`, or GOAWAY on HTTP/2. Requests that hyper cannot parse never come here: it answers them itself,
 //! with 400 and no body.
 
@@ -24,7 +24,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use super::stall_guard::{GuardedListener, StallGuard};
+use super::{GuardedListener, StallGuard};
 
 /// Connections at a time; those above it wait in the kernel's backlog. Each takes a file and some 10 KB.
 const CONNECTIONS_MAX: usize = 16_384;
@@ -48,15 +48,15 @@ const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a server is told to end.
 #[derive(Clone, Default)]
-pub(crate) struct Closing {
+pub struct Closing {
     /// Ask clients to go, one reply at a time.
-    pub(crate) drain: CancellationToken,
+    pub drain: CancellationToken,
     /// Accept nobody, and end each connection with what runs on it.
-    pub(crate) close: CancellationToken,
+    pub close: CancellationToken,
 }
 
 /// Serves until told to close, and then until the last connection has ended. Dropping the future cuts all.
-pub(crate) async fn serve(mut listener: GuardedListener, routes: axum::Router, closing: Closing) {
+pub async fn serve(mut listener: GuardedListener, routes: axum::Router, closing: Closing) {
     let builder = Arc::new(builder());
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
