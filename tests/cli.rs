@@ -365,16 +365,16 @@ fn flags_that_would_do_nothing_are_refused() {
             check(base, &[flag, "--engine=sim"], "--engine sim");
         }
     }
-    // Wherever they stand; what is switched off is no expectation.
+    // In a file too; a variable may be for another subcommand.
     let file = scratch("idle.yaml", b"metrics-public: true\n").to_str().unwrap().to_owned();
     let mut command = thalweg(ROUTER);
     command.args(["--config", &file]);
     refused(command, 2, &["--metrics-public"]);
     let mut command = thalweg(WORKER);
-    command.env("THALWEG_MAX_LORAS", "2");
+    command.args(["--max-loras", "2"]);
     refused(command, 2, &["--max-loras"]);
     let mut off = thalweg(ROUTER);
-    off.env("THALWEG_METRICS_PUBLIC", "false").arg("--policy=best");
+    off.env("THALWEG_METRICS_PUBLIC", "true").env("THALWEG_INSECURE", "true").arg("--policy=best");
     refused(off, 2, &["--policy"]);
 }
 

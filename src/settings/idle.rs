@@ -93,11 +93,11 @@ impl Given<'_> {
         self.value(flag).is_some_and(|found| found == value)
     }
 
-    /// It was given, and is not switched off.
+    /// It was given for this process, and is not switched off. Variables are shared: what one subcommand needs another finds too.
     fn sets(&self, flag: &str) -> bool {
         let is_on = self.value(flag).is_some_and(|value| value != "false");
         let source = || self.matches.value_source(&flag.replace('-', "_"));
         let in_file = || self.file.contains_key(flag) || self.file.contains_key(&flag.replace('-', "_"));
-        is_on && (source().is_some_and(|source| source != ValueSource::DefaultValue) || in_file())
+        is_on && (source().is_some_and(|source| source == ValueSource::CommandLine) || in_file())
     }
 }

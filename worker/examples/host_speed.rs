@@ -50,7 +50,9 @@ struct TimedRunner {
 
 impl Runner for TimedRunner {
     fn submit(&mut self, plan: StepPlan) -> Result<StepId, BackendError> {
-        self.all_are_there.take().iter().for_each(|barrier| drop(barrier.wait()));
+        self.all_are_there.take().iter().for_each(|barrier| {
+            barrier.wait();
+        });
         self.decodes = plan.rows.len() == self.sequences && plan.slots.is_empty();
         let id = self.runner.submit(plan);
         self.submitted = Instant::now();

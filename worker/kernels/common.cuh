@@ -1,4 +1,4 @@
-// What all kernels share: types of the step buffer (worker/src/backend/cuda/kernels.rs has the same), loads, reductions.
+// What all kernels share: types of the step buffer (worker/src/backend/cuda/abi.rs has the same), loads, reductions.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +14,9 @@ constexpr int BLOCK_TOKENS = 16;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
 // Places in `counts`. Those of a KV group are followed by the other group's.
-constexpr int N_TOKENS = 0, N_LOGIT_ROWS = 1, N_SPLIT = 2, N_MERGE = 4, N_WHOLE = 6, N_SLOT_INITS = 8, N_DECODE = 9;
+constexpr int N_TOKENS = 0, N_LOGIT_ROWS = 1, N_SPLIT = 2, N_MERGE = 4, N_WHOLE = 6, N_SLOT_INITS = 8, N_DECODE = 9, N_SHARED = 11;
+// Query rows that a partial result has room for.
+constexpr int PARTIAL_ROWS = 16;
 
 struct RowMeta {
     int start, len, context, slot;
@@ -31,8 +33,15 @@ struct MergeItem {
 
 struct DecodeItem {
     int row, q_start, key_begin, key_end;
-    // Where its result goes, -1: it is the only part and the output is written; else which parts meet, and their ticket.
-    int partial, partial_first, n_partials, ticket;
+    // Where its result goes, -1: it is the row's only run, and what it meets is written. All parts of the row, those of its runs last
+    // (of an only run there is none); runs whose blocks meet.
+    int partial, partial_first, n_partials, n_runs;
+};
+
+// One-token rows that stand one behind the other, and keys that all of them have: whole tiles. The first row's result goes to `partial`,
+// the next one's `stride` behind it.
+struct SharedItem {
+    int row, n_rows, key_begin, key_end, partial, stride;
 };
 
 struct LogitRow {
@@ -71,8 +80,8 @@ struct Sampled {
     float top_logprobs[TOP_MAX];
 };
 
-static_assert(sizeof(RowMeta) == 32 && sizeof(AttnItem) == 16 && sizeof(MergeItem) == 16 && sizeof(DecodeItem) == 32 && sizeof(LogitRow) == 24);
-static_assert(sizeof(SlotParams) == 64 && sizeof(SlotInit) == 96 && sizeof(Sampled) == 184);
+static_assert(sizeof(RowMeta) == 32 && sizeof(AttnItem) == 16 && sizeof(MergeItem) == 16 && sizeof(DecodeItem) == 32 && sizeof(SharedItem) == 24);
+static_assert(sizeof(LogitRow) == 24 && sizeof(SlotParams) == 64 && sizeof(SlotInit) == 96 && sizeof(Sampled) == 184);
 
 // Waits until the kernel before this one has ended and its writes are seen. Does nothing for a launch that was not
 // asked to overlap, or before Hopper.
@@ -157,9 +166,31 @@ __device__ __forceinline__ float high_half(uint32_t pair) {
 }
 
 __device__ __forceinline__ float activate(float x, int activation) {
-    if (activation == 0) return x / (1.f + __expf(-x));
+    if (activation == 0) return __fdividef(x, 1.f + __expf(-x));
     // The tanh approximation of GELU (Hendrycks and Gimpel, arXiv 1606.08415).
     return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+
+// Rope of one pair of a head, by cosine and sine of its angle: the same bits in all kernels, whatever the compiler would contract.
+__device__ __forceinline__ void turn(float& low, float& high, float2 angle) {
+    const float turned = fmaf(low, angle.x, -__fmul_rn(high, angle.y));
+    high = fmaf(high, angle.x, __fmul_rn(low, angle.y));
+    low = turned;
+}
+
+// Where a head of one token stands in a layer's keys or values; `place` is block * BLOCK_TOKENS + offset.
+__device__ __forceinline__ size_t kv_index(int place, int kv_head, int kv_heads, int head_dim) {
+    const size_t block = place / BLOCK_TOKENS, offset = place % BLOCK_TOKENS;
+    return ((block * kv_heads + kv_head) * BLOCK_TOKENS + offset) * head_dim;
+}
+
+__device__ __forceinline__ void store_kv(void* cache, size_t index, float x, int dtype) {
+    if (dtype == 0) {
+        static_cast<bf16*>(cache)[index] = __float2bfloat16(x);
+    } else {
+        const __nv_fp8_interpretation_t kind = dtype == 1 ? __NV_E4M3 : __NV_E5M2;
+        static_cast<__nv_fp8_storage_t*>(cache)[index] = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kind);
+    }
 }
 
 __device__ __forceinline__ float warp_sum(float x) {

@@ -1,11 +1,12 @@
 // Attention of rows with few queries, where reading the KV cache is all that counts: decode steps.
 //
 // A block takes a run of one row's keys for one KV head. Its warps take turns at blocks of 16 keys, each with loads of its
-// own under way; their results meet in shared memory, and those of several runs in the block that ends last. Which runs a
-// row is cut into depends on the batch, so that sums are not the same bits in another batch: attention.cu's are.
+// own under way; their results meet in shared memory, and those of several runs in the block that ends last. Keys that rows
+// share may have been taken before by attn_shared (prefill.cu): their results meet the row's own. Which runs a row is cut into
+// depends on the batch, so that sums are not the same bits in another batch: attention.cu's are.
 #include "common.cuh"
 
-constexpr int WARPS = 4, THREADS = 32 * WARPS, ROWS = 16, KEYS = BLOCK_TOKENS;
+constexpr int WARPS = 4, THREADS = 32 * WARPS, ROWS = PARTIAL_ROWS, KEYS = BLOCK_TOKENS;
 // Parts of a row whose loads are under way at once where they meet.
 constexpr int MEET = 8;
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -40,6 +41,11 @@ __device__ __forceinline__ float2 meet(Weight& total, const Weight& more) {
     return factors;
 }
 
+__device__ __forceinline__ void add(float2& sum, Weight& total, float2 more, const Weight& weight) {
+    const float2 factors = meet(total, weight);
+    sum = make_float2(sum.x * factors.x + more.x * factors.y, sum.y * factors.x + more.y * factors.y);
+}
+
 template <int D, int STAGES>
 struct Run {
     static constexpr int UNITS = D / 8, ROW_BYTES = D * 2, HALF_BYTES = KEYS * ROW_BYTES, STAGE_BYTES = 2 * HALF_BYTES;
@@ -66,11 +72,19 @@ struct Run {
     }
 
     __device__ __forceinline__ void load_queries() const {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < ROWS * UNITS; i += THREADS) {
-            const int r = i / UNITS, unit = i % UNITS, used = r < rows ? r : 0;
+        constexpr int LOADS = ROWS * UNITS / THREADS;
+        uint4 x[LOADS];
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            const int i = k * THREADS + threadIdx.x, r = i / UNITS, used = r < rows ? r : 0;
             const size_t token = start + used / group_size, head = kv_head * group_size + used % group_size;
-            copy_async(place(shared, r, unit), a.qkv + token * a.qkv_stride + head * D + unit * 8, r < rows);
+            x[k] = load_plain(a.qkv + token * a.qkv_stride + head * D + i % UNITS * 8, r < rows);
+        }
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            const int i = k * THREADS + threadIdx.x;
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(place(shared, i / UNITS, i % UNITS)), "r"(x[k].x), "r"(x[k].y), "r"(x[k].z), "r"(x[k].w)
+                         : "memory");
         }
     }
 
@@ -145,19 +159,25 @@ struct Run {
         }
     }
 
-    __device__ __forceinline__ void walk() {
-        const int first = item.key_begin / KEYS + warp, end = (item.key_end + KEYS - 1) / KEYS;
-        load_queries();
-        copy_commit();
+    // Keys behind which the row's tokens stand were written by earlier steps: they need not wait for the kernel in front.
+    __device__ __forceinline__ void walk(bool waits) {
+        const int first = item.key_begin / KEYS + warp, end = (item.key_end + KEYS - 1) / KEYS, end_old = min(end, context / KEYS);
+        int ahead = 0;
 #pragma unroll
-        for (int ahead = 0; ahead < STAGES - 1; ahead++) {
+        for (; ahead < STAGES - 1 && first + ahead * WARPS < end_old; ahead++) {
+            load_keys(first + ahead * WARPS, ahead);
+            copy_commit();
+        }
+        if (waits) wait_for_predecessor();
+        load_queries();
+#pragma unroll
+        for (; ahead < STAGES - 1; ahead++) {
             if (first + ahead * WARPS < end) load_keys(first + ahead * WARPS, ahead);
             copy_commit();
         }
         weights[0] = weights[1] = Weight{-INFINITY, 0.f};
 #pragma unroll
         for (int j = 0; j < D / 8; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.f;
-        copy_wait<STAGES - 1>();
         __syncthreads();
         uint32_t q[D / 16][4];
 #pragma unroll
@@ -205,6 +225,25 @@ struct Run {
         *reinterpret_cast<uint32_t*>(to) = pack(sum.x * factor, sum.y * factor);
     }
 
+    // What keys that rows share gave meets what this block has, of row r and value d (and the next).
+    __device__ __forceinline__ void meet_shared(int r, int d, float2& sum, Weight& total) const {
+        const int parts = item.n_partials - 1;
+        for (int first = 0; first < parts; first += MEET) {
+            float2 weight[MEET], more[MEET];
+#pragma unroll
+            for (int p = 0; p < MEET; p++) {
+                if (first + p >= parts) continue;
+                const size_t from = ((size_t)(item.partial_first + first + p) * a.kv_heads + kv_head) * ROWS + r;
+                weight[p] = __ldcg(a.partial_ml + from);
+                more[p] = __ldcg(reinterpret_cast<const float2*>(a.partial_o + from * D + d));
+            }
+#pragma unroll
+            for (int p = 0; p < MEET; p++) {
+                if (first + p < parts) add(sum, total, more[p], Weight{weight[p].x, weight[p].y});
+            }
+        }
+    }
+
     // The row's parts, of this block and of others, to the output.
     __device__ __forceinline__ void merge() const {
         for (int index = threadIdx.x; index < rows * (D / 4); index += THREADS) {
@@ -235,11 +274,6 @@ struct Run {
     }
 };
 
-__device__ __forceinline__ void add(float2& sum, Weight& total, float2 more, const Weight& weight) {
-    const float2 factors = meet(total, weight);
-    sum = make_float2(sum.x * factors.x + more.x * factors.y, sum.y * factors.x + more.y * factors.y);
-}
-
 // True in all threads of the block that is the last of `n` to arrive; the ticket is then as before.
 __device__ __forceinline__ bool is_last(int* ticket, int n) {
     __shared__ bool last;
@@ -254,18 +288,19 @@ __device__ __forceinline__ bool is_last(int* ticket, int n) {
     return last;
 }
 
-template <int D, int STAGES>
+// `SHARES`: there may be rows some of whose keys attn_shared has taken.
+template <int D, int STAGES, bool SHARES>
 __device__ __forceinline__ void decode(const Decode& a) {
     extern __shared__ __align__(128) char memory[];
     __shared__ Weight of_warps[WARPS][ROWS];
     typedef Run<D, STAGES> Part;
     float* results = reinterpret_cast<float*>(memory + Part::Q_BYTES);
-    wait_for_predecessor();
     const int n = a.counts[N_DECODE + a.group];
+    if (blockIdx.x >= n) wait_for_predecessor();
     for (int i = blockIdx.x; i < n; i += gridDim.x) {
         const DecodeItem item = a.items[i];
         Part run(a, item, shared_address(memory));
-        run.walk();
+        run.walk(i == blockIdx.x);
         run.gather(results, of_warps);
         const size_t place = ((size_t)item.partial * a.kv_heads + run.kv_head) * ROWS;
         for (int index = threadIdx.x; index < run.rows * (D / 2); index += THREADS) {
@@ -275,28 +310,31 @@ __device__ __forceinline__ void decode(const Decode& a) {
 #pragma unroll
             for (int warp = 1; warp < WARPS; warp++) add(sum, total, *reinterpret_cast<const float2*>(results + (warp * ROWS + r) * D + d), of_warps[warp][r]);
             if (item.partial < 0) {
+                if (SHARES) run.meet_shared(r, d, sum, total);
                 run.write(r, d, sum, total.sum);
                 continue;
             }
             *reinterpret_cast<float2*>(a.partial_o + (place + r) * D + d) = sum;
             if (d == 0) a.partial_ml[place + r] = make_float2(total.max, total.sum);
         }
-        if (item.partial >= 0 && is_last(a.tickets + (size_t)item.ticket * a.kv_heads + run.kv_head, item.n_partials)) run.merge();
+        if (item.partial >= 0 && is_last(a.tickets + (size_t)item.row * a.kv_heads + run.kv_head, item.n_runs)) run.merge();
         __syncthreads();
     }
 }
 
-#define HEAD_DIM(D, STAGES)                                                                                                                   \
-    KERNEL __launch_bounds__(THREADS) attn_decode_##D(const int* counts, int group, const RowMeta* rows, const int* tables,                   \
-                                                      const DecodeItem* items, const bf16* qkv, int qkv_stride, const bf16* k, const bf16* v, \
-                                                      bf16* out, float* partial_o, float2* partial_ml, int* tickets, int q_heads,             \
-                                                      int kv_heads, float scale, int window) {                                                \
-        release_successor();                                                                                                                  \
-        const Decode a = {counts, group, rows, tables, items, qkv, qkv_stride, k, v, out, partial_o, partial_ml, tickets, q_heads, kv_heads,  \
-                          scale, window};                                                                                                     \
-        decode<D, STAGES>(a);                                                                                                                 \
+#define DECODE(NAME, D, STAGES, SHARES)                                                                                                      \
+    KERNEL __launch_bounds__(THREADS) NAME(const int* counts, int group, const RowMeta* rows, const int* tables, const DecodeItem* items,    \
+                                           const bf16* qkv, int qkv_stride, const bf16* k, const bf16* v, bf16* out, float* partial_o,       \
+                                           float2* partial_ml, int* tickets, int q_heads, int kv_heads, float scale, int window) {           \
+        release_successor();                                                                                                                 \
+        const Decode a = {counts, group, rows, tables, items, qkv, qkv_stride, k, v, out, partial_o, partial_ml, tickets, q_heads, kv_heads, \
+                          scale, window};                                                                                                    \
+        decode<D, STAGES, SHARES>(a);                                                                                                        \
     }
 
-HEAD_DIM(64, 4)
-HEAD_DIM(128, 3)
-HEAD_DIM(256, 2)
+DECODE(attn_decode_64, 64, 4, false)
+DECODE(attn_decode_128, 128, 3, false)
+DECODE(attn_decode_256, 256, 2, false)
+// There is an attn_shared for these.
+DECODE(attn_decode_sharing_64, 64, 4, true)
+DECODE(attn_decode_sharing_128, 128, 3, true)

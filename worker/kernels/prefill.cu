@@ -1,6 +1,9 @@
 // Attention of rows with many queries on Hopper. A query row is a (token, head of the group) of one KV head, an item is 128 of them.
 // A block takes items until none is left: one warp claims them, two have queries, keys and values brought by the copy engine, and two
 // warp groups multiply 64 query rows each. The design is FlashAttention-3's (arXiv 2407.08608), over paged KV. Other cards: attention.cu.
+//
+// attn_shared is the same of keys that decoding rows share: 128 query rows are of as many sequences as it takes, nothing is masked, and
+// sums are left for decode.cu, where they meet those of the rows' own keys (Hydragen, arXiv 2402.05099).
 #include "prefill.cuh"
 #include "wgmma.cuh"
 
@@ -12,7 +15,7 @@ constexpr float LOG2_E = 1.4426950408889634f;
 
 // One of the warp groups that multiply. Scores of a tile are worked out and softened while weights of the tile before meet their
 // values, also where the one begins an item and the other ends one.
-template <int D>
+template <int D, bool IS_SHARED>
 struct Consumer {
     const Params& p;
     Shared<D>& shared;
@@ -48,22 +51,22 @@ struct Consumer {
         scores();
         multiplications_wait<0>();
         done_with_keys();
-        mask(work, tile);
+        if (!IS_SHARED) mask(work, tile);
         begin_item();
         clear_sums();
         soften();
         round_weights();
 #pragma unroll 1
         while (step<false>()) {
-            const int plain_end = p.window > 0 ? max(0, work.high - p.window + KEYS - 1) / KEYS : 0;
+            const int plain_end = IS_SHARED ? work.low / KEYS : p.window > 0 ? max(0, work.high - p.window + KEYS - 1) / KEYS : 0;
 #pragma unroll 1
-            while (!is_first && tile > plain_end && tile * KEYS <= work.position + 1) step<true>();
+            while (tile > plain_end && (IS_SHARED || (!is_first && tile * KEYS <= work.place + 1))) step<true>();
         }
         barrier_wait(shared.values_full[values.stage], values.phase);
         add_values();
         multiplications_wait<0>();
         in_place(o);
-        write(work, sum[0], sum[1]);
+        write(work, sum[0], sum[1], base);
     }
 
     // Values of this tile and scores of the next. `PLAIN`: that one is of the same item, and every query sees all of its keys.
@@ -71,7 +74,7 @@ struct Consumer {
     __device__ __forceinline__ bool step() {
         const bool is_last = !PLAIN && tile == work.low / KEYS;
         Work next = work;
-        if (!PLAIN && is_first) clear_unwritten();
+        if (!PLAIN && !IS_SHARED && is_first) clear_unwritten();
         tile--;
         if (is_last) {
             next = next_work(shared, ++turn);
@@ -85,8 +88,8 @@ struct Consumer {
         add_values();
         multiplications_wait<1>();
         done_with_keys();
-        if (!PLAIN && needs_mask(next, tile)) mask(next, tile);
-        const float sums[2] = {sum[0], sum[1]};
+        if (!PLAIN && !IS_SHARED && needs_mask(next, tile)) mask(next, tile);
+        const float sums[2] = {sum[0], sum[1]}, bases[2] = {base[0], base[1]};
         if (is_last) begin_item();
         soften();
         const bool is_moved = __any_sync(ALL_LANES, keep[0] != 1.f || keep[1] != 1.f);
@@ -97,7 +100,7 @@ struct Consumer {
         release(shared.values_empty[values.stage]);
         values.advance();
         if (is_last) {
-            write(work, sums[0], sums[1]);
+            write(work, sums[0], sums[1], bases);
             clear_sums();
         } else if (is_moved) {
 #pragma unroll
@@ -190,7 +193,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ bool needs_mask(const Work& of, int tile) const {
-        return tile * KEYS + KEYS > of.position + 1 || (p.window > 0 && tile * KEYS + p.window < of.high);
+        return tile * KEYS + KEYS > of.place + 1 || (p.window > 0 && tile * KEYS + p.window < of.high);
     }
 
     __device__ __forceinline__ void mask(const Work& of, int tile) {
@@ -205,7 +208,7 @@ struct Consumer {
     __device__ __forceinline__ void mask(const Work& of, int tile) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int last = of.position + tokens[half] - tile * KEYS - lane % 4 * 2, before = last - p.window;
+            const int last = of.place + tokens[half] - tile * KEYS - lane % 4 * 2, before = last - p.window;
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++) {
 #pragma unroll
@@ -255,26 +258,43 @@ struct Consumer {
         for (int i = 0; i < KEYS / 4; i++) weights[i] = pack(s[2 * i], s[2 * i + 1]);
     }
 
-    // Four lanes have a row, each pairs of columns: they exchange them for eight columns each.
-    __device__ __forceinline__ void write(const Work& of, float sum0, float sum1) const {
-        const int quarter = lane % 4;
+    __device__ __forceinline__ void write(const Work& of, float sum0, float sum1, const float (&bases)[2]) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float total = half ? sum1 : sum0;
             total += __shfl_xor_sync(ALL_LANES, total, 1);
             total += __shfl_xor_sync(ALL_LANES, total, 2);
-            const float inverse = total > 0.f ? 1.f / total : 0.f;
-            const size_t token = of.start + tokens[half], head = of.kv_head * p.group_size + heads[half];
-            bf16* to = p.out + (token * p.q_heads + head) * D + quarter * 8;
+            IS_SHARED ? write_part(of, half, total, bases[half]) : write_row(of, half, total);
+        }
+    }
+
+    // For decode.cu, as its own blocks leave it.
+    __device__ __forceinline__ void write_part(const Work& of, int half, float total, float base) const {
+        const int quarter = lane % 4;
+        const size_t place = ((size_t)(of.place + tokens[half] * of.stride) * p.kv_heads + of.kv_head) * PARTIAL_ROWS + heads[half];
+        float* to = p.partial_o + place * D + quarter * 2;
+        if (rows[half] < of.rows) {
+            if (quarter == 0) p.partial_ml[place] = make_float2(base, total);
 #pragma unroll
-            for (int j = 0; j < D / 8; j += 4) {
-                uint32_t x[4];
+            for (int j = 0; j < D / 8; j++) *reinterpret_cast<float2*>(to + j * 8) = make_float2(o[j * 4 + half * 2], o[j * 4 + half * 2 + 1]);
+        }
+        __syncwarp();
+    }
+
+    // Four lanes have a row, each pairs of columns: they exchange them for eight columns each.
+    __device__ __forceinline__ void write_row(const Work& of, int half, float total) const {
+        const int quarter = lane % 4;
+        const float inverse = total > 0.f ? 1.f / total : 0.f;
+        const size_t token = of.start + tokens[half], head = of.kv_head * p.group_size + heads[half];
+        bf16* to = p.out + (token * p.q_heads + head) * D + quarter * 8;
 #pragma unroll
-                for (int i = 0; i < 4; i++) x[i] = pack(o[(j + i) * 4 + half * 2] * inverse, o[(j + i) * 4 + half * 2 + 1] * inverse);
-                exchange(x[0], x[1], quarter & 1, 1), exchange(x[2], x[3], quarter & 1, 1);
-                exchange(x[0], x[2], quarter & 2, 2), exchange(x[1], x[3], quarter & 2, 2);
-                if (rows[half] < of.rows) *reinterpret_cast<uint4*>(to + j * 8) = make_uint4(x[0], x[1], x[2], x[3]);
-            }
+        for (int j = 0; j < D / 8; j += 4) {
+            uint32_t x[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[i] = pack(o[(j + i) * 4 + half * 2] * inverse, o[(j + i) * 4 + half * 2 + 1] * inverse);
+            exchange(x[0], x[1], quarter & 1, 1), exchange(x[2], x[3], quarter & 1, 1);
+            exchange(x[0], x[2], quarter & 2, 2), exchange(x[1], x[3], quarter & 2, 2);
+            if (rows[half] < of.rows) *reinterpret_cast<uint4*>(to + j * 8) = make_uint4(x[0], x[1], x[2], x[3]);
         }
     }
 
@@ -285,8 +305,8 @@ struct Consumer {
     }
 };
 
-template <int D>
-__device__ __forceinline__ void prefill(const Params& p, const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map) {
+template <int D, bool IS_SHARED>
+__device__ __forceinline__ void attend(const Params& p, const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map) {
     extern __shared__ __align__(1024) char memory[];
     Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory);
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32;
@@ -300,19 +320,20 @@ __device__ __forceinline__ void prefill(const Params& p, const TensorMap& q_map,
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (warp == 0) fetch<D, true>(p, shared, k_map, q_map);
         if (warp == 1) fetch<D, false>(p, shared, v_map, q_map);
-        if (warp == 2 && threadIdx.x % 32 == 0) plan(p, shared);
+        if (warp == 2 && threadIdx.x % 32 == 0) plan<D, IS_SHARED>(p, shared);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        Consumer<D>(p, shared, group - 1).run();
+        Consumer<D, IS_SHARED>(p, shared, group - 1).run();
     }
 }
 
-#define RUN(D)                                                                                                                      \
-    const Params p = {counts, tables, rows, items, out, group, q_heads, kv_heads, q_heads / kv_heads, window, scale * LOG2_E};      \
-    prefill<D>(p, q_map, k_map, v_map);
+#define RUN(D, IS_SHARED, ITEMS, SHARED_ITEMS, OUT, PARTIAL_O, PARTIAL_ML, WINDOW)                                                     \
+    const Params p = {counts, tables, rows, ITEMS, SHARED_ITEMS, OUT, PARTIAL_O, PARTIAL_ML, group, q_heads, kv_heads,                 \
+                      q_heads / kv_heads, WINDOW, scale * LOG2_E};                                                                     \
+    attend<D, IS_SHARED>(p, q_map, k_map, v_map);
 
 #else
-#define RUN(D)
+#define RUN(...)
 #endif
 
 #define HEAD_DIM(D)                                                                                                                       \
@@ -321,7 +342,15 @@ __device__ __forceinline__ void prefill(const Params& p, const TensorMap& q_map,
                                                           int window, const __grid_constant__ TensorMap q_map,                            \
                                                           const __grid_constant__ TensorMap k_map,                                        \
                                                           const __grid_constant__ TensorMap v_map) {                                      \
-        RUN(D)                                                                                                                            \
+        RUN(D, false, items, nullptr, out, nullptr, nullptr, window)                                                                      \
+    }                                                                                                                                     \
+    KERNEL __launch_bounds__(THREADS, 1) attn_shared_##D(const int* counts, int group, const RowMeta* rows, const int* tables,            \
+                                                         const SharedItem* items, float* partial_o, float2* partial_ml, int q_heads,      \
+                                                         int kv_heads, float scale, const __grid_constant__ TensorMap q_map,              \
+                                                         const __grid_constant__ TensorMap k_map,                                         \
+                                                         const __grid_constant__ TensorMap v_map) {                                       \
+        release_successor();                                                                                                              \
+        RUN(D, true, nullptr, items, nullptr, partial_o, partial_ml, 0)                                                                   \
     }
 
 HEAD_DIM(64)

@@ -1,4 +1,4 @@
-// What the warps of attn_prefill share, and those of them that look work up and have it brought.
+// What the warps of attn_prefill and attn_shared share, and those of them that look work up and have it brought.
 #pragma once
 
 #include "barrier.cuh"
@@ -12,14 +12,18 @@ struct Params {
     const int *counts, *tables;
     const RowMeta* rows;
     const AttnItem* items;
+    const SharedItem* shared_items;
     bf16* out;
+    float* partial_o;
+    float2* partial_ml;
     int group, q_heads, kv_heads, group_size, window;
     float factor;
 };
 
-// An item of one KV head: query rows from a token on, and the keys that they see. No rows: nothing is left.
+// An item of one KV head: query rows from a token on, and the keys that they see. No rows: nothing is left. Where keys are shared,
+// `place` is where the first token's result goes and `stride` leads to the next one's; else it is the token's position.
 struct Work {
-    int rows, start, position, low, high, kv_head, table, reserved;
+    int rows, start, place, low, high, kv_head, table, stride;
 };
 
 // Matrices stand as panels of 64 columns in the 128-byte swizzle.
@@ -58,15 +62,23 @@ struct Place {
     }
 };
 
-// Next unit of work, and blocks that found none left. The last of them sets both back for the next launch.
-__device__ unsigned next_unit, finished_blocks;
+// Next unit of work, and blocks that found none left, of attn_prefill and of attn_shared. The last of them sets both back for the
+// next launch.
+__device__ unsigned next_unit[2], finished_blocks[2];
 
 // A unit is an item of one KV head. A few items of one head come before those of the next, so that blocks at work at the same time
 // share keys and values; few enough that the units at the end are short.
+template <bool IS_SHARED>
 __device__ __forceinline__ Work look_up(const Params& p, int n, int unit) {
     const int run = max(1, min(16, n / 16)), first = unit / (run * p.kv_heads) * run, width = min(run, n - first), in_run = unit - first * p.kv_heads;
-    const int kv_head = in_run / width;
-    const AttnItem item = p.items[first + in_run - kv_head * width];
+    const int kv_head = in_run / width, index = first + in_run - kv_head * width;
+    if (IS_SHARED) {
+        const SharedItem item = p.shared_items[index];
+        const RowMeta& row = p.rows[item.row];
+        const int table = row.table_offset[p.group] - row.table_first[p.group];
+        return {item.n_rows * p.group_size, row.start, item.partial, item.key_begin, item.key_end, kv_head, table, item.stride};
+    }
+    const AttnItem item = p.items[index];
     const RowMeta& row = p.rows[item.row];
     const int tokens = min(row.len - item.q_start, ROWS / p.group_size), position = row.context + item.q_start;
     return {tokens * p.group_size,
@@ -80,18 +92,18 @@ __device__ __forceinline__ Work look_up(const Params& p, int n, int unit) {
 }
 
 // Claims units, each once all others have begun with the one before: who claims earlier takes work that others wait for.
-template <int D>
+template <int D, bool IS_SHARED>
 __device__ __forceinline__ void plan(const Params& p, Shared<D>& shared) {
-    const int n = p.counts[N_WHOLE + p.group], units = n * p.kv_heads;
+    const int n = p.counts[(IS_SHARED ? N_SHARED : N_WHOLE) + p.group], units = n * p.kv_heads;
     int unit = blockIdx.x;
     for (int turn = 0;; turn++) {
-        shared.work = unit < units ? look_up(p, n, unit) : Work{};
+        shared.work = unit < units ? look_up<IS_SHARED>(p, n, unit) : Work{};
         barrier_arrive(shared.work_full);
         if (unit >= units) break;
         barrier_wait(shared.work_empty, turn % 2);
-        unit = gridDim.x + atomicAdd(&next_unit, 1);
+        unit = gridDim.x + atomicAdd(&next_unit[IS_SHARED], 1);
     }
-    if (atomicAdd(&finished_blocks, 1) == gridDim.x - 1) next_unit = finished_blocks = 0;
+    if (atomicAdd(&finished_blocks[IS_SHARED], 1) == gridDim.x - 1) next_unit[IS_SHARED] = finished_blocks[IS_SHARED] = 0;
 }
 
 template <int D>

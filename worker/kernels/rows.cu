@@ -85,12 +85,28 @@ KERNEL __launch_bounds__(ROW_THREADS) rms_norm(const int* counts, const float* x
              [&](int i, const Four& y) { store_four(out + at + i, y); });
 }
 
-// The same for rows whose logits are wanted, one behind the other. Grid: rows of the pass.
+// The same for rows whose logits are wanted, one behind the other; without `rows` they stand so already. Grid: rows of the pass.
 KERNEL __launch_bounds__(ROW_THREADS) rms_norm_rows(const int* counts, const LogitRow* rows, int first, const float* residual,
                                                     const bf16* weight, float eps, bf16* out, int width) {
     const int row = first + blockIdx.x;
-    norm_row([&] { return row < counts[N_LOGIT_ROWS] ? residual + (size_t)rows[row].token * width : nullptr; }, weight, eps, width,
+    norm_row([&] { return row < counts[N_LOGIT_ROWS] ? residual + (size_t)(rows ? rows[row].token : row) * width : nullptr; }, weight, eps, width,
              [&](int i, const Four& y) { store_four(out + (size_t)blockIdx.x * width + i, y); });
+}
+
+// Rows whose logits are wanted, one behind the other: what attention gave them, and their residual. Grid: logit rows.
+KERNEL __launch_bounds__(ROW_THREADS) narrow(const int* counts, const LogitRow* rows, const bf16* attended, const float* residual,
+                                             bf16* attended_out, float* residual_out, int query, int hidden) {
+    release_successor();
+    wait_for_predecessor();
+    const size_t to = blockIdx.x;
+    if (to >= counts[N_LOGIT_ROWS]) return;
+    const size_t from = rows[to].token;
+    for (int i = threadIdx.x * 8; i < query; i += ROW_THREADS * 8) {
+        *reinterpret_cast<uint4*>(attended_out + to * query + i) = *reinterpret_cast<const uint4*>(attended + from * query + i);
+    }
+    for (int i = threadIdx.x * 4; i < hidden; i += ROW_THREADS * 4) {
+        *reinterpret_cast<float4*>(residual_out + to * hidden + i) = *reinterpret_cast<const float4*>(residual + from * hidden + i);
+    }
 }
 
 // residual += norm(y) * weight. Grid: tokens.
@@ -109,15 +125,6 @@ constexpr int HEAD_DIM_MAX = 256, PAIRS_MAX = HEAD_DIM_MAX / 2 / 32;
 struct Head {
     float low[PAIRS_MAX], high[PAIRS_MAX];
 };
-
-__device__ __forceinline__ void store_kv(void* cache, size_t index, float x, int dtype) {
-    if (dtype == 0) {
-        static_cast<bf16*>(cache)[index] = __float2bfloat16(x);
-    } else {
-        const __nv_fp8_interpretation_t kind = dtype == 1 ? __NV_E4M3 : __NV_E5M2;
-        static_cast<__nv_fp8_storage_t*>(cache)[index] = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kind);
-    }
-}
 
 __device__ __forceinline__ Head read_head(const bf16* row, const bf16* bias, int half) {
     Head head = {};
@@ -150,10 +157,7 @@ __device__ __forceinline__ void rotate_head(Head& head, const float2* rope, int 
     for (int p = 0; p < PAIRS_MAX; p++) {
         const int i = threadIdx.x + 32 * p;
         if (i >= half) break;
-        const float2 angle = rope[i];
-        const float low = head.low[p], high = head.high[p];
-        head.low[p] = low * angle.x - high * angle.y;
-        head.high[p] = high * angle.x + low * angle.y;
+        turn(head.low[p], head.high[p], rope[i]);
     }
 }
 
@@ -176,8 +180,7 @@ KERNEL __launch_bounds__(ROW_THREADS) qkv_finish(const int* counts, const int* p
         if (!is_v && norm) norm_head(head, norm, eps, half);
         if (!is_v) rotate_head(head, angles, half);
         const int kv_head = is_q ? 0 : index - q_heads - (is_v ? kv_heads : 0);
-        const size_t block = place / BLOCK_TOKENS, offset = place % BLOCK_TOKENS;
-        const size_t base = ((block * kv_heads + kv_head) * BLOCK_TOKENS + offset) * head_dim;
+        const size_t base = kv_index(place, kv_head, kv_heads, head_dim);
         void* cache = is_v ? v_cache : k_cache;
 #pragma unroll
         for (int p = 0; p < PAIRS_MAX; p++) {

@@ -77,7 +77,7 @@ pub struct WorkerConfig {
     pub max_num_seqs: u32,
 
     /// Tokens that one step computes at most: larger is faster for prompts, smaller is smoother for streams. Default: 256 on a
-    /// CPU, 2048 on a GPU
+    /// CPU, 8192 on a GPU
     #[arg(long, env = "THALWEG_MAX_NUM_BATCHED_TOKENS", value_name = "TOKENS")]
     #[arg(value_parser = value::whole(1..=65536u32))]
     pub max_num_batched_tokens: Option<u32>,

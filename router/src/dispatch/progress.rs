@@ -94,10 +94,6 @@ impl Progress {
                     "the worker aborted the request; try again",
                 ));
             }
-            // Prompt and max_tokens fit the context of every worker of the model.
-            v1::FinishReason::Length if choice.output_ids.len() < self.max_tokens => {
-                return Err(nonsense("an end for its length before max_tokens tokens had come"));
-            }
             v1::FinishReason::Stop | v1::FinishReason::Length | v1::FinishReason::Complete => {
                 choice.finished = true;
             }
@@ -148,6 +144,5 @@ mod tests {
         check(vec![delta(0, &[9, 10], Unspecified)], "vocabulary");
         check(vec![delta(0, &[1], Unspecified), delta(0, &[1, 2], Stop)], "more tokens");
         check(vec![delta(0, &[], Abort)], "aborted");
-        check(vec![delta(0, &[1], Length)], "before max_tokens");
     }
 }

@@ -16,7 +16,7 @@ mod tokenizers;
 mod worker;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -56,6 +56,8 @@ pub struct Workers {
     /// Locked before `by_address` where both are needed.
     listing: Mutex<Listing>,
     mass_loss: AtomicUsize,
+    /// Whether the cache index is degraded: nobody can be heard.
+    is_index_deaf: AtomicBool,
     failures: Mutex<Failures>,
     by_address: Mutex<HashMap<GrpcAddress, Arc<Worker>>>,
     list: ArcSwap<Vec<Arc<Worker>>>,
@@ -97,6 +99,7 @@ impl Workers {
             tokenizers: Tokenizers::default(),
             listing: Mutex::default(),
             mass_loss: AtomicUsize::new(0),
+            is_index_deaf: AtomicBool::new(false),
             failures: Mutex::default(),
             by_address: Mutex::default(),
             list: ArcSwap::default(),
@@ -157,9 +160,14 @@ impl Workers {
         worker.holder.map_or(0, |holder| self.replica.blocks_of(holder))
     }
 
-    /// It is ready and has served prompts for a while, and the cache index knows of no block of it.
+    /// While the cache index hears nobody, silence says nothing.
+    pub(crate) fn set_index_deaf(&self, is_deaf: bool) {
+        self.is_index_deaf.store(is_deaf, Ordering::Relaxed);
+    }
+
+    /// It is ready and has served prompts for a while, and the cache index, which can be heard, knows of no block of it.
     pub(crate) fn is_index_silent(&self, worker: &Worker, now: Instant) -> bool {
-        let since = worker.fills_blocks_since();
+        let since = worker.fills_blocks_since().filter(|_| !self.is_index_deaf.load(Ordering::Relaxed));
         since.is_some_and(|since| now.saturating_duration_since(since) >= INDEX_SILENT_AFTER)
             && worker.state() == HealthState::Ready
             && self.indexed_blocks(worker) == 0

@@ -52,12 +52,15 @@ impl Scheduler {
                 continue;
             };
             let (hit, fits) = self.fit(&waiting.sequence, step);
-            if fits {
+            let waits_for_others = waiting.sequence.keeps_blocks() && !self.can_set_aside(&waiting.sequence);
+            if fits && !waits_for_others {
                 self.admit(key, &hit, step);
                 blocked.iter().for_each(|key| self.note_overtaken(*key));
                 continue;
             }
-            let holds_the_queue = waiting.sequence.preemptions > 0 || waiting.overtaken >= OVERTAKEN_MAX;
+            let was_passed_over = waiting.sequence.preemptions > 0 || waiting.overtaken >= OVERTAKEN_MAX;
+            // One that waits for others which keep their blocks loses nothing to those that do not.
+            let holds_the_queue = was_passed_over && !waits_for_others;
             blocked.push(key);
             if holds_the_queue || blocked.len() == BLOCKED_MAX {
                 return;
@@ -117,11 +120,11 @@ impl Scheduler {
             self.kv.fits(&hit, FULL, full + self.spare(sequence, FULL))
                 && self.kv.fits(&hit, SLIDING, sliding + self.spare(sequence, SLIDING))
         };
-        (hit, fits && (!sequence.keeps_blocks() || self.can_set_aside(sequence)))
+        (hit, fits)
     }
 
-    /// Whether all that it may come to need fits beside what is set aside for others: none of them can then run short but for
-    /// the blocks of those that may be preempted.
+    /// Whether all that it may come to need fits beside what is set aside for others: then one of them runs short only for blocks of
+    /// those that may be preempted, or for a chunk of a prompt, until that has slid on.
     fn can_set_aside(&self, sequence: &Sequence) -> bool {
         let all = self.running.values().map(|running| &running.sequence).filter(|other| other.keeps_blocks());
         let needs = all.chain([sequence]).map(|sequence| self.blocks_needed_at_most(sequence));

@@ -10,11 +10,14 @@
 
 mod attention;
 mod faults;
+mod few;
 mod gemm;
 mod golden;
 mod lora;
 mod memory;
 mod models;
+mod paged;
 mod rows;
 mod sampling;
+mod shared;
 mod support;

@@ -11,6 +11,7 @@ pub const N_MERGE: usize = 4;
 pub const N_WHOLE: usize = 6;
 pub const N_SLOT_INITS: usize = 8;
 pub const N_DECODE: usize = 9;
+pub const N_SHARED: usize = 11;
 
 /// Ids with a bias that a slot holds.
 pub const BIAS_MAX: usize = 1024;
@@ -51,8 +52,8 @@ pub struct AttnItem {
     pub partial: i32,
 }
 
-/// Some query rows against a run of keys. `partial` is -1 where it is the row's only run; else runs meet in the block that ends last,
-/// which the ticket tells.
+/// Some query rows against a run of keys. `partial` is -1 where it is the row's only run, whose block meets the row's other parts;
+/// else runs meet in the block that ends last. All parts of a row stand together, those of its runs last; of an only run there is none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeItem {
@@ -63,7 +64,20 @@ pub struct DecodeItem {
     pub partial: i32,
     pub partial_first: i32,
     pub n_partials: i32,
-    pub ticket: i32,
+    pub n_runs: i32,
+}
+
+/// One-token rows that stand one behind the other, against keys that all of them have: whole tiles. The first row's result goes to
+/// `partial`, the next one's `stride` behind it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharedItem {
+    pub row: i32,
+    pub n_rows: i32,
+    pub key_begin: i32,
+    pub key_end: i32,
+    pub partial: i32,
+    pub stride: i32,
 }
 
 /// Partial results of the same query rows, ascending chunks.
@@ -150,7 +164,8 @@ pub struct Sampled {
 const _: () = {
     assert!(size_of::<RowMeta>() == 32 && size_of::<AttnItem>() == 16 && size_of::<MergeItem>() == 16);
     assert!(size_of::<LogitRow>() == 24 && size_of::<SlotParams>() == 64 && size_of::<SlotStart>() == 96);
-    assert!(size_of::<DecodeItem>() == 32 && size_of::<Bias>() == 8 && size_of::<Sampled>() == 184);
+    assert!(size_of::<DecodeItem>() == 32 && size_of::<SharedItem>() == 24);
+    assert!(size_of::<Bias>() == 8 && size_of::<Sampled>() == 184);
 };
 
 // SAFETY: numbers, and structs of them whose sizes are the sums of their fields', as asserted above.
@@ -173,6 +188,8 @@ unsafe impl Plain for RowMeta {}
 unsafe impl Plain for AttnItem {}
 // SAFETY: as above.
 unsafe impl Plain for DecodeItem {}
+// SAFETY: as above.
+unsafe impl Plain for SharedItem {}
 // SAFETY: as above.
 unsafe impl Plain for MergeItem {}
 // SAFETY: as above.

@@ -171,6 +171,8 @@ pub(super) struct ActivationBytes {
     pub(super) activated: u64,
     /// A projection before its own norm; 0 where there are no such norms.
     pub(super) projected: u64,
+    /// Residual of the rows that are left behind the last layer's attention.
+    pub(super) narrowed: u64,
     /// Normed rows of one pass of logits.
     pub(super) last: u64,
     pub(super) logits: u64,
@@ -190,13 +192,15 @@ impl ActivationBytes {
             gate_up: by_token(2 * widths.mlp, 2),
             activated: by_token(widths.mlp, 2),
             projected: if model.post_norms { by_token(widths.hidden, 4) } else { 0 },
+            narrowed: (padded_rows(config.max_slots) * widths.hidden * 4) as u64,
             last: (rows * widths.hidden * 2) as u64,
             logits: rows as u64 * model.vocab_size as u64 * 4,
         }
     }
 
-    pub(super) fn all(&self) -> [u64; 9] {
-        let Self { residual, normed, qkv, attended, gate_up, activated, projected, last, logits } = *self;
-        [residual, normed, qkv, attended, gate_up, activated, projected, last, logits]
+    pub(super) fn all(&self) -> [u64; 10] {
+        let Self { residual, normed, qkv, attended, gate_up, activated, projected, .. } = *self;
+        let Self { narrowed, last, logits, .. } = *self;
+        [residual, normed, qkv, attended, gate_up, activated, projected, narrowed, last, logits]
     }
 }

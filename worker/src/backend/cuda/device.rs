@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use thalweg_model::config::{Activation, LayerKind};
+use thalweg_model::config::LayerKind;
 
 use super::blas::Blas;
 use super::buffers::{Buffers, Rope};
@@ -12,7 +12,7 @@ use super::context::{Gpu, Stream};
 use super::error::CudaError;
 use super::fault;
 use super::graphs::Graph;
-use super::kernels::{Kernels, PREFILL_ROWS, SMALL_ROWS, Store, whole_tile_rows};
+use super::kernels::{Kernels, PREFILL_ROWS, Store, whole_tile_rows};
 use super::kv::KvCache;
 use super::layout::{Layout, slot_capacities, tables_max};
 use super::lora::{self, LoraStep};
@@ -47,6 +47,10 @@ pub struct CudaBackend {
     pub(super) widths: Widths,
     pub(super) limits: Limits,
     pub(super) rows_per_pass: usize,
+    /// Rows that there is room for behind `narrow`.
+    pub(super) narrow_rows: usize,
+    /// Whether operations of the step in work see its logit rows alone.
+    pub(super) is_narrowed: bool,
     pub(super) slots: Vec<SlotState>,
     pub(super) step: Step,
     pub(super) shape: StepShape,
@@ -75,10 +79,13 @@ impl CudaBackend {
         let kernels = Kernels::load(&gpu, shape.head_dim, config.kv_dtype)?;
         let prefill = !config.deterministic && kernels.has_prefill();
         let runs = (2 * gpu.multiprocessors()).div_ceil(shape.num_kv_heads);
+        let runs = (!config.deterministic && kernels.has_decode()).then_some(runs);
+        let shared = (gpu.multiprocessors() / shape.num_kv_heads).max(1);
         let ways = Ways {
             whole_rows: if prefill { PREFILL_ROWS } else { whole_tile_rows(shape.head_dim).unwrap_or(1) },
             prefill,
-            runs: (!config.deterministic && kernels.has_decode()).then_some(runs),
+            runs,
+            shared: (prefill && runs.is_some()).then_some(shared),
         };
         let window = |kind| if kind == LayerKind::Sliding { shape.sliding_window } else { None };
         let limits = Limits {
@@ -109,6 +116,8 @@ impl CudaBackend {
             widths: Widths::of(&shape),
             limits,
             rows_per_pass,
+            narrow_rows: config.max_slots,
+            is_narrowed: false,
             slots: vec![SlotState::default(); config.max_slots],
             step: Step::default(),
             shape: empty,
@@ -148,13 +157,15 @@ impl CudaBackend {
         self.graphs.len()
     }
 
+    /// Items of keys that rows share, of the step begun last: tests see that there are any.
+    #[doc(hidden)]
+    pub fn shared_items(&self) -> usize {
+        self.step.items.iter().map(|items| items.shared.len()).sum()
+    }
+
     /// Address of an array of the step buffer.
     pub(super) fn at(&self, offset: u64) -> Address {
         self.staging.address() + offset
-    }
-
-    pub(super) fn tokens(&self) -> usize {
-        self.shape.capacities.tokens
     }
 
     /// Runs an operation unless an earlier one of this step failed.
@@ -250,6 +261,7 @@ impl Backend for CudaBackend {
     }
 
     fn embed(&mut self) {
+        self.is_narrowed = false;
         self.attempt(|device| {
             let Buffers { last_token, residual, .. } = device.buffers;
             let (counts, source) = (device.at(device.layout.counts), device.at(device.layout.token_src));
@@ -261,30 +273,26 @@ impl Backend for CudaBackend {
     }
 
     fn norm_qkv(&mut self, layer: usize) {
-        self.attempt(|device| {
-            let weights = *device.model.layer(layer);
-            device.norm(weights.attention_norm)?;
-            let Buffers { normed, qkv, .. } = device.buffers;
-            device.project(
-                weights.qkv,
-                normed,
-                qkv,
-                (device.widths.qkv, device.widths.hidden),
-                Store::Bf16,
-            )?;
-            device.adapt((layer, Product::Qkv), normed, qkv, Store::Bf16)?;
-            device.finish_qkv(layer)
-        });
+        self.attempt(|device| device.project_qkv(layer));
     }
 
     fn attention(&mut self, layer: usize) {
-        self.attempt(|device| device.attend(layer));
+        self.attempt(|device| {
+            let narrows = device.narrows_behind(layer);
+            if narrows && device.shape.capacities.logit_rows == 0 {
+                device.is_narrowed = true;
+                return Ok(());
+            }
+            device.attend(layer)?;
+            if narrows { device.narrow() } else { Ok(()) }
+        });
     }
 
     fn project_residual(&mut self, layer: usize, projection: Projection) {
         self.attempt(|device| {
             let weights = *device.model.layer(layer);
-            let Buffers { attended, activated, residual, projected, .. } = device.buffers;
+            let Buffers { activated, projected, .. } = device.buffers;
+            let (attended, residual) = (device.attended(), device.residual());
             let Widths { hidden, query, mlp, .. } = device.widths;
             let (product, matrix, inputs, k, norm) = match projection {
                 Projection::Attention => {
@@ -298,7 +306,7 @@ impl Backend for CudaBackend {
             }
             device.project(matrix, inputs, projected, (hidden, k), Store::F32)?;
             device.adapt((layer, product), inputs, projected, Store::F32)?;
-            let addresses = [device.at(device.layout.counts), projected, norm, residual];
+            let addresses = [device.tokens_at(), projected, norm, residual];
             let epsilon = device.model.config().rms_norm_eps;
             // SAFETY: buffers hold the largest step's tokens; the weight is of the model's width.
             unsafe {
@@ -308,25 +316,7 @@ impl Backend for CudaBackend {
     }
 
     fn norm_gate_up_act(&mut self, layer: usize) {
-        self.attempt(|device| {
-            let weights = *device.model.layer(layer);
-            device.norm(weights.mlp_norm)?;
-            let Buffers { normed, gate_up, activated, .. } = device.buffers;
-            let Widths { hidden, mlp, .. } = device.widths;
-            let activation = match device.model.config().activation {
-                Activation::Silu => 0,
-                Activation::GeluTanh => 1,
-            };
-            if device.tokens() <= SMALL_ROWS && !device.has_adapters() {
-                let store = Store::Gated(activation);
-                return device.project(weights.gate_up, normed, activated, (mlp, hidden), store);
-            }
-            device.project(weights.gate_up, normed, gate_up, (2 * mlp, hidden), Store::Bf16)?;
-            device.adapt((layer, Product::GateUp), normed, gate_up, Store::Bf16)?;
-            let addresses = [device.at(device.layout.counts), gate_up, activated];
-            // SAFETY: buffers hold the largest step's tokens.
-            unsafe { device.kernels.gate_act(device.launcher(), device.tokens(), addresses, mlp, activation) }
-        });
+        self.attempt(|device| device.gate_up(layer));
     }
 
     /// No step gets here: `Step::load` refuses rows that are to be pooled.

@@ -41,6 +41,7 @@ impl DryRunner {
             whole_rows: PREFILL_ROWS,
             prefill: true,
             runs: Some((2 * MULTIPROCESSORS).div_ceil(kv_heads)),
+            shared: Some(MULTIPROCESSORS / kv_heads),
         };
         let limits = Limits {
             max_tokens: config.max_num_batched_tokens,

@@ -2,7 +2,7 @@
 
 use super::abi::{
     AttnItem, BIAS_MAX, Bias, CHUNK_TOKENS, COUNTS, DecodeItem, END_IDS_MAX, LogitRow, MergeItem, RowMeta,
-    SlotStart,
+    SharedItem, SlotStart,
 };
 use super::config::CudaBackendConfig;
 use crate::backend::cpu::BLOCK_TOKENS;
@@ -16,6 +16,7 @@ pub(super) struct Capacities {
     pub(super) logit_rows: usize,
     pub(super) split: [usize; KV_GROUPS],
     pub(super) decode: [usize; KV_GROUPS],
+    pub(super) shared: [usize; KV_GROUPS],
     pub(super) merge: [usize; KV_GROUPS],
     pub(super) whole: [usize; KV_GROUPS],
     /// Last of what graphs read: its address does not hang on its size.
@@ -43,6 +44,7 @@ pub(super) struct Layout {
     pub(super) logit_rows: u64,
     pub(super) split: [u64; KV_GROUPS],
     pub(super) decode: [u64; KV_GROUPS],
+    pub(super) shared: [u64; KV_GROUPS],
     pub(super) merge: [u64; KV_GROUPS],
     pub(super) whole: [u64; KV_GROUPS],
     pub(super) tables: u64,
@@ -72,6 +74,7 @@ impl Layout {
             logit_rows: take(c.logit_rows, size_of::<LogitRow>()),
             split: c.split.map(|count| take(count, size_of::<AttnItem>())),
             decode: c.decode.map(|count| take(count, size_of::<DecodeItem>())),
+            shared: c.shared.map(|count| take(count, size_of::<SharedItem>())),
             merge: c.merge.map(|count| take(count, size_of::<MergeItem>())),
             whole: c.whole.map(|count| take(count, size_of::<AttnItem>())),
             tables: take(c.tables, 4),
@@ -113,6 +116,11 @@ pub(super) fn decode_max(rows: usize, partials: usize) -> usize {
     rows + partials
 }
 
+/// Items of keys that rows share, of which there are about `most` unless rows alone are more.
+pub(super) fn shared_max(rows: usize, most: usize) -> usize {
+    rows.max(most)
+}
+
 /// The largest step of all.
 pub(super) fn largest(config: &CudaBackendConfig, partials: usize) -> Capacities {
     let tokens = config.max_tokens_per_step;
@@ -122,6 +130,8 @@ pub(super) fn largest(config: &CudaBackendConfig, partials: usize) -> Capacities
         logit_rows: tokens,
         split: [split_max(tokens, partials, config.max_model_len); KV_GROUPS],
         decode: [decode_max(config.max_slots, partials); KV_GROUPS],
+        // Each has a partial result at least.
+        shared: [shared_max(config.max_slots, partials); KV_GROUPS],
         merge: [tokens.min(partials); KV_GROUPS],
         whole: [tokens; KV_GROUPS],
         tables: tables_max(config),
@@ -148,6 +158,7 @@ mod tests {
             logit_rows: 1,
             split: [2, 0],
             decode: [0, 0],
+            shared: [1, 0],
             merge: [1, 0],
             whole: [1, 1],
             tables: 7,
@@ -155,9 +166,10 @@ mod tests {
         });
         assert_eq!((layout.counts, layout.token_src, layout.positions), (0, 64, 80));
         assert_eq!((layout.places, layout.rows, layout.logit_rows), ([96, 112], 128, 160));
-        assert_eq!((layout.split, layout.merge, layout.whole), ([192, 224], [224, 240], [240, 256]));
-        assert_eq!((layout.tables, layout.starts, layout.start_tokens), (272, 304, 400));
-        assert_eq!((layout.start_bias, layout.start_ends, layout.bytes), (432, 448, 464));
+        assert_eq!((layout.split, layout.decode, layout.shared), ([192, 224], [224, 224], [224, 256]));
+        assert_eq!((layout.merge, layout.whole), ([256, 272], [272, 288]));
+        assert_eq!((layout.tables, layout.starts, layout.start_tokens), (304, 336, 432));
+        assert_eq!((layout.start_bias, layout.start_ends, layout.bytes), (464, 480, 496));
     }
 
     #[test]

@@ -48,6 +48,7 @@ impl CudaBackend {
                 logit_rows: tokens.min(self.rows_per_pass),
                 split: one,
                 decode: one,
+                shared: one,
                 merge: one,
                 whole: one,
                 ..Capacities::default()

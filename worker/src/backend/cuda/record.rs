@@ -56,6 +56,7 @@ impl CudaBackend {
             rows_per_pass: self.rows_per_pass,
             used: self.limits.used,
             runs: self.limits.ways.runs,
+            shared: std::array::from_fn(|group| self.limits.shared(group)),
         }
     }
 }

@@ -88,7 +88,7 @@ impl CudaBackend {
         let most = self.config.max_tokens_per_step;
         let buckets = Bucket::all(&self.bucket_limits());
         let of_buckets = buckets.into_iter().map(|bucket| match bucket {
-            Bucket::Decode(tokens) | Bucket::Mixed(tokens) => tokens,
+            Bucket::Decode(tokens) | Bucket::Shared(tokens) | Bucket::Mixed(tokens) => tokens,
         });
         let chunks = (10..).map(|power| 1 << power).take_while(|chunk| *chunk < most);
         let all = of_buckets.chain(chunks).chain([most]).filter(|rows| *rows > SMALL_ROWS).map(padded_rows);

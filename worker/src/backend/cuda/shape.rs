@@ -1,6 +1,7 @@
 //! Shapes of steps: what grids and products are sized by, and which of them are recorded.
 
-use super::layout::{Capacities, decode_max, split_max};
+use super::layout::{Capacities, decode_max, shared_max, split_max};
+use super::prefix::ROWS_MIN;
 use super::step::Step;
 use crate::plan::KV_GROUPS;
 
@@ -23,6 +24,8 @@ pub(super) struct StepShape {
 pub(super) enum Bucket {
     /// Every row has one token, and attention is split over chunks.
     Decode(usize),
+    /// The same, where some of the rows begin with the same blocks.
+    Shared(usize),
     /// Any rows of so many tokens together.
     Mixed(usize),
 }
@@ -39,6 +42,8 @@ pub(super) struct BucketLimits {
     pub(super) used: [bool; KV_GROUPS],
     /// Runs that decoding rows are cut into beyond one each; None: they are split over chunks.
     pub(super) runs: Option<usize>,
+    /// Items of keys that rows of a group share; None: they never do.
+    pub(super) shared: [Option<usize>; KV_GROUPS],
 }
 
 impl StepShape {
@@ -51,6 +56,7 @@ impl StepShape {
             logit_rows: step.logit_rows.len(),
             split: items.map(|items| items.split.len()),
             decode: items.map(|items| items.decode.len()),
+            shared: items.map(|items| items.shared.len()),
             merge: items.map(|items| items.merge.len()),
             whole: items.map(|items| items.whole.len()),
             ..Capacities::default()
@@ -69,25 +75,28 @@ impl StepShape {
             && own.logit_rows <= room.logit_rows
             && below(own.split, room.split)
             && below(own.decode, room.decode)
+            && below(own.shared, room.shared)
             && below(own.merge, room.merge)
             && below(own.whole, room.whole)
     }
 }
 
 impl Bucket {
-    /// All of them, so that the first that fits is the smallest: decode before mixed.
+    /// All of them, so that the first that fits is the smallest: decode before shared before mixed.
     pub(super) fn all(limits: &BucketLimits) -> Vec<Self> {
         let most = limits.max_slots.min(limits.max_tokens).min(limits.rows_per_pass);
         let decode = sizes(most).into_iter().map(Self::Decode);
+        let can_share = limits.shared.iter().any(Option::is_some);
+        let shared = sizes(most).into_iter().filter(|size| can_share && *size >= ROWS_MIN).map(Self::Shared);
         let mixed =
             sizes(MIXED_TOKENS_MAX.min(limits.max_tokens)).into_iter().filter(|size| *size > EXACT_MAX);
-        decode.chain(mixed.map(Self::Mixed)).collect()
+        decode.chain(shared).chain(mixed.map(Self::Mixed)).collect()
     }
 
     /// Its shape.
     pub(super) fn shape(self, limits: &BucketLimits) -> StepShape {
         let tokens = match self {
-            Self::Decode(tokens) | Self::Mixed(tokens) => tokens,
+            Self::Decode(tokens) | Self::Shared(tokens) | Self::Mixed(tokens) => tokens,
         };
         let rows = tokens.min(limits.max_slots);
         let split = split_max(rows, limits.partials, limits.max_model_len);
@@ -98,9 +107,15 @@ impl Bucket {
             logit_rows: rows.min(limits.rows_per_pass),
             split: of_used(limits.runs.map_or(split, |_| 0)),
             decode: of_used(limits.runs.map_or(0, |runs| decode_max(rows, runs))),
+            shared: match self {
+                Self::Decode(_) => [0; KV_GROUPS],
+                Self::Shared(_) | Self::Mixed(_) => {
+                    limits.shared.map(|most| most.map_or(0, |most| shared_max(rows, most)))
+                }
+            },
             merge: of_used(limits.runs.map_or(rows.min(limits.partials), |_| 0)),
             whole: match self {
-                Self::Decode(_) => [0; KV_GROUPS],
+                Self::Decode(_) | Self::Shared(_) => [0; KV_GROUPS],
                 Self::Mixed(_) => of_used(tokens),
             },
             ..Capacities::default()
@@ -134,33 +149,47 @@ mod tests {
 
     #[test]
     fn a_step_takes_the_smallest_bucket_that_holds_it() {
-        let limits = BucketLimits {
+        let limits = |shared: Option<usize>| BucketLimits {
             max_slots: 64,
             max_tokens: 1024,
             max_model_len: 4096,
             partials: 100,
             rows_per_pass: 256,
             used: [true, false],
-            runs: None,
+            runs: Some(33),
+            shared: [shared, None],
         };
-        let check = |tokens: usize, whole: usize, logit_rows: usize, expected: Option<Bucket>| {
-            let capacities = Capacities {
-                tokens,
-                rows: tokens.min(60),
-                logit_rows,
-                split: [tokens.min(60), 0],
-                whole: [whole, 0],
-                ..Capacities::default()
+        let check =
+            |tokens: usize, (shared, whole): (usize, usize), logit_rows: usize, expected: Option<Bucket>| {
+                let capacities = Capacities {
+                    tokens,
+                    rows: tokens.min(60),
+                    logit_rows,
+                    decode: [tokens.min(60), 0],
+                    shared: [shared, 0],
+                    whole: [whole, 0],
+                    ..Capacities::default()
+                };
+                let own = StepShape { capacities, passes: 1 };
+                let limits = limits(Some(16));
+                let found = Bucket::all(&limits).into_iter().find(|bucket| own.fits(&bucket.shape(&limits)));
+                assert_eq!(found, expected, "{tokens} {shared} {whole} {logit_rows}");
             };
-            let own = StepShape { capacities, passes: 1 };
-            let found = Bucket::all(&limits).into_iter().find(|bucket| own.fits(&bucket.shape(&limits)));
-            assert_eq!(found, expected, "{tokens} {whole} {logit_rows}");
+        check(1, (0, 0), 1, Some(Bucket::Decode(1)));
+        check(9, (0, 0), 9, Some(Bucket::Decode(12)));
+        check(9, (0, 1), 1, Some(Bucket::Mixed(12)));
+        check(8, (16, 0), 8, Some(Bucket::Shared(8)));
+        check(9, (16, 0), 9, Some(Bucket::Shared(12)));
+        check(9, (16, 1), 9, Some(Bucket::Mixed(12)));
+        check(500, (2, 8), 60, Some(Bucket::Mixed(512)));
+        check(500, (0, 8), 65, None);
+        check(513, (0, 8), 1, None);
+        // Where rows never share, no graph is there for it.
+        let sharing = |limits: &BucketLimits| {
+            let all = Bucket::all(limits).into_iter();
+            all.filter(|bucket| bucket.shape(limits).capacities.shared != [0; KV_GROUPS]).count()
         };
-        check(1, 0, 1, Some(Bucket::Decode(1)));
-        check(9, 0, 9, Some(Bucket::Decode(12)));
-        check(9, 1, 1, Some(Bucket::Mixed(12)));
-        check(500, 8, 60, Some(Bucket::Mixed(512)));
-        check(500, 8, 65, None);
-        check(513, 8, 1, None);
+        // From 8 to 64 rows seven of decoding rows, from 12 to 512 tokens twelve of others.
+        assert_eq!((sharing(&limits(Some(16))), sharing(&limits(None))), (7 + 12, 0));
     }
 }

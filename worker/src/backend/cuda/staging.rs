@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use super::abi::{
-    COUNTS, N_DECODE, N_LOGIT_ROWS, N_MERGE, N_SLOT_INITS, N_SPLIT, N_TOKENS, N_WHOLE, Plain, bytes_of,
+    COUNTS, N_DECODE, N_LOGIT_ROWS, N_MERGE, N_SHARED, N_SLOT_INITS, N_SPLIT, N_TOKENS, N_WHOLE, Plain,
+    bytes_of,
 };
 use super::buffers::result_bytes;
 use super::config::CudaBackendConfig;
@@ -141,6 +142,7 @@ pub(super) fn fill(to: &mut [u8], layout: &Layout, step: &Step, slots: &SlotArra
         put(to, layout.places[group], &step.places[group]);
         put(to, layout.split[group], &items.split);
         put(to, layout.decode[group], &items.decode);
+        put(to, layout.shared[group], &items.shared);
         put(to, layout.merge[group], &items.merge);
         put(to, layout.whole[group], &items.whole);
     }
@@ -163,6 +165,7 @@ fn counts(step: &Step, slots: &SlotArrays) -> [i32; COUNTS] {
     for (group, items) in step.items.iter().enumerate() {
         counts[N_SPLIT + group] = items.split.len() as i32;
         counts[N_DECODE + group] = items.decode.len() as i32;
+        counts[N_SHARED + group] = items.shared.len() as i32;
         counts[N_MERGE + group] = items.merge.len() as i32;
         counts[N_WHOLE + group] = items.whole.len() as i32;
     }

@@ -45,6 +45,8 @@ pub(super) struct Ways {
     pub(super) prefill: bool,
     /// Decoding rows of all are cut into about so many runs of keys; None: each is split over chunks.
     pub(super) runs: Option<usize>,
+    /// Keys that decoding rows share are cut into about so many items, of as many rows as a whole item has; None: each reads them itself.
+    pub(super) shared: Option<usize>,
 }
 
 /// What a plan is checked against.
@@ -67,6 +69,13 @@ pub(super) struct Limits {
     pub(super) partials: usize,
     /// Entries of all tables.
     pub(super) tables: usize,
+}
+
+impl Limits {
+    /// Items of keys that decoding rows of a group share; None: they never do.
+    pub(super) fn shared(&self, group: usize) -> Option<usize> {
+        self.ways.shared.filter(|_| self.used[group] && self.windows[group].is_none())
+    }
 }
 
 impl Step {
@@ -112,7 +121,9 @@ impl Step {
             self.load_row(row, slots, limits).map_err(|reason| format!("row {index}: {reason}"))?;
         }
         self.load_masks(&plan.constrained)?;
-        self.items.iter_mut().for_each(|items| items.finish(limits));
+        for (group, items) in self.items.iter_mut().enumerate() {
+            items.finish(group, (&self.rows, &self.tables), limits);
+        }
         let (tokens, tables) = (self.token_src.len(), self.tables.len());
         if tokens > limits.max_tokens {
             return Err(format!("{tokens} tokens in a step, room for {}", limits.max_tokens));

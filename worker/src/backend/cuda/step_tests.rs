@@ -19,7 +19,7 @@ fn limits() -> Limits {
         windows: [None, Some(20)],
         used: [true, true],
         gqa_group: 4,
-        ways: Ways { whole_rows: 64, prefill: false, runs: None },
+        ways: Ways { whole_rows: 64, prefill: false, runs: None, shared: None },
         partials: 8,
         tables: 1000,
     }
@@ -131,13 +131,13 @@ fn many_queries_take_tiles() {
     assert_eq!(step.items[0].whole, [item(0, 0, 0, 3), item(0, 16, 0, 3), item(0, 32, 0, 3)]);
     // Position 516 sees from 497 on, 532 from 513.
     assert_eq!(step.items[1].whole, [item(0, 0, 1, 3), item(0, 16, 1, 3), item(0, 32, 2, 3)]);
-    let ways = Ways { whole_rows: 64, prefill: true, runs: None };
+    let ways = Ways { whole_rows: 64, prefill: true, runs: None, shared: None };
     let (step, _) = loaded(&plan, &Limits { ways, ..limits() }).unwrap();
     assert_eq!(step.items[0].whole.iter().map(|item| item.q_start).collect::<Vec<_>>(), [32, 16, 0]);
     // Of two rows: the longer half of each, then what is shorter.
     let rows = [0, 1].map(|slot| row(slot, tokens(520), 0, Some(20), Want::Nothing));
     let plan = StepPlan { rows: rows.into(), ..StepPlan::default() };
-    let ways = Ways { whole_rows: 512, prefill: true, runs: None };
+    let ways = Ways { whole_rows: 512, prefill: true, runs: None, shared: None };
     let (step, _) = loaded(&plan, &Limits { ways, max_tokens: 2000, vocab: 1000, ..limits() }).unwrap();
     let order: Vec<_> = step.items[0].whole.iter().map(|item| (item.row, item.q_start)).collect();
     assert_eq!(order[..4], [(0, 512), (1, 512), (0, 384), (0, 256)]);
@@ -150,7 +150,7 @@ fn decoding_rows_share_the_gpu_by_their_keys() {
         let rows = contexts.iter().enumerate();
         let rows = rows.map(|(slot, context)| row(slot as u32, tokens(1), *context, Some(20), Want::Nothing));
         let plan = StepPlan { slots: Vec::new(), rows: rows.collect(), ..StepPlan::default() };
-        let ways = Ways { whole_rows: 128, prefill: true, runs: Some(runs) };
+        let ways = Ways { whole_rows: 128, prefill: true, runs: Some(runs), shared: None };
         let (step, _) = loaded(&plan, &Limits { ways, partials, ..limits() }).unwrap();
         let told = |i: &DecodeItem| (i.row, i.key_begin, i.key_end, i.partial, i.n_partials);
         assert_eq!(
@@ -162,7 +162,7 @@ fn decoding_rows_share_the_gpu_by_their_keys() {
             step.items[0]
                 .decode
                 .iter()
-                .all(|i| i.ticket == i.row && i.partial_first <= i.partial.max(i.partial_first))
+                .all(|i| i.n_runs == i.n_partials && i.partial_first <= i.partial.max(i.partial_first))
         );
         assert!(step.items[0].split.is_empty() && step.items[0].whole.is_empty());
         step

@@ -19,7 +19,7 @@ use crate::runner::{DeviceRunner, Runner};
 use crate::worker::StartError;
 
 /// Tokens of a step.
-const BATCHED_TOKENS: u32 = 2048;
+const BATCHED_TOKENS: u32 = 8192;
 
 /// The GPU with all that its one worker needs, until that worker takes it.
 pub(super) struct Loaded {

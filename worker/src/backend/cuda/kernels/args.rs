@@ -15,6 +15,7 @@ pub struct AttentionArgs {
     pub merge_items: Address,
     pub whole_items: Address,
     pub decode_items: Address,
+    pub shared_items: Address,
     pub tickets: Address,
     pub qkv: Address,
     /// That `qkv` has room for.
@@ -39,6 +40,8 @@ pub struct AttentionBlocks {
     pub merge: usize,
     pub whole: usize,
     pub decode: usize,
+    /// Goes ahead of `decode`; blocks take as many of its items as there are.
+    pub shared: usize,
     /// Its items are those of `whole`; blocks take as many as there are.
     pub prefill: usize,
 }
@@ -70,7 +73,7 @@ pub enum Store {
     /// Added to what is there, in f32.
     AddF32,
     /// Weights are `n` rows of gates, then `n` of factors; the activation of that number over a gate, times its factor, in bf16.
-    /// `gemm_small` alone has it.
+    /// Products of few rows alone have it.
     Gated(i32),
 }
 
@@ -127,15 +130,21 @@ pub struct SlotsArgs {
 }
 
 impl Gemm {
+    /// All but what becomes of the sums.
     pub(super) fn args(&self) -> Args {
-        let store = match self.store {
-            Store::Bf16 => 0,
-            Store::F32 => 1,
-            Store::AddF32 => 2,
-            Store::Gated(activation) => 3 + activation,
-        };
         let args = Args::new().address(self.weights).address(self.inputs).address(self.outputs);
-        let args = args.int(self.n).int(self.k).int(self.m).address(self.m_at);
-        args.i32(store)
+        args.int(self.n).int(self.k).int(self.m).address(self.m_at)
+    }
+}
+
+impl Store {
+    /// As kernels have it.
+    pub(super) fn number(self) -> i32 {
+        match self {
+            Self::Bf16 => 0,
+            Self::F32 => 1,
+            Self::AddF32 => 2,
+            Self::Gated(activation) => 3 + activation,
+        }
     }
 }

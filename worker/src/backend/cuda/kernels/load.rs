@@ -8,7 +8,8 @@ use cudarc::driver::sys;
 use super::super::context::Gpu;
 use super::super::error::{CudaError, check};
 use super::super::launch::Kernel;
-use super::Kernels;
+use super::products::Normed;
+use super::{Kernels, NORMED_INPUTS_MAX, Shared};
 use crate::backend::cpu::KvDtype;
 
 include!(concat!(env!("OUT_DIR"), "/fatbins.rs"));
@@ -32,13 +33,30 @@ impl Kernels {
         let decode = room(shape.decode_shared)
             .then(|| find(&modules, format!("attn_decode_{}", shape.split), shape.decode_shared))
             .transpose()?;
-        let prefill = (gpu.is_hopper() && room(shape.prefill_shared))
-            .then(|| find(&modules, format!("attn_prefill_{}", shape.split), shape.prefill_shared))
+        let on_hopper = |name: &str| {
+            (gpu.is_hopper() && room(shape.prefill_shared))
+                .then(|| find(&modules, format!("{name}_{}", shape.split), shape.prefill_shared))
+                .transpose()
+        };
+        let (prefill, shared) = (on_hopper("attn_prefill")?, on_hopper("attn_shared")?);
+        let shared = shared
+            .map(|keys| {
+                let name = format!("attn_decode_sharing_{}", shape.split);
+                find(&modules, name, shape.decode_shared).map(|decode| Shared { keys, decode })
+            })
             .transpose()?;
-        let small =
-            ["gemm_small_8", "gemm_small_16"].map(|name| find(&modules, name.into(), small_shared(gpu)));
-        let [small_8, small_16] = small;
-        let small = [small_8?, small_16?];
+        let of_small = |name: &str| find(&modules, name.into(), small_shared(gpu));
+        let normed_shared = small_shared(gpu) + 2 * NORMED_INPUTS_MAX;
+        let of_normed = |name: &str| find(&modules, name.into(), normed_shared);
+        let normed = gpu
+            .is_hopper()
+            .then(|| {
+                Ok::<_, CudaError>(Normed {
+                    gemm: of_normed("gemm_normed")?,
+                    qkv: of_normed("gemm_qkv_normed")?,
+                })
+            })
+            .transpose()?;
         let find = |name: &str| find(&modules, name.into(), 0);
         Ok(Self {
             gpu: gpu.clone(),
@@ -49,13 +67,17 @@ impl Kernels {
             add_rms_norm: find("add_rms_norm")?,
             qkv_finish: find("qkv_finish")?,
             gate_act: find("gate_act")?,
-            gemm_small: small,
+            gemm_small: [of_small("gemm_small_8")?, of_small("gemm_small_16")?],
+            gemm_qkv: [of_small("gemm_qkv_8")?, of_small("gemm_qkv_16")?],
+            normed,
+            narrow: find("narrow")?,
             gemm_tile: find("gemm_tile")?,
             attention_split: split?,
             attention_whole: whole?,
             attention_merge: merge?,
             attention_decode: decode,
             attention_prefill: prefill,
+            attention_shared: shared,
             sample: find("sample")?,
             slots_init: find("slots_init")?,
             fill_random: find("fill_random")?,

@@ -13,7 +13,7 @@ const COLUMNS: u32 = 64;
 /// will be, and no table names one beyond them.
 const CACHE_ROWS: u64 = (i32::MAX as u64 + 1) - BLOCK_TOKENS as u64;
 
-/// Queries, keys and values, in the boxes that `attn_prefill` asks for: an item's queries, a block's keys, a block's values.
+/// Queries, keys and values, in the boxes that `attn_prefill` and `attn_shared` ask for: an item's queries, a block's keys, a block's values.
 pub(super) fn prefill_maps(a: &AttentionArgs, head_dim: usize) -> Result<[sys::CUtensorMap; 3], CudaError> {
     let (heads, group) = (a.q_heads + 2 * a.kv_heads, a.q_heads / a.kv_heads);
     let row_bytes = (head_dim * 2) as u64;

@@ -10,13 +10,15 @@ use super::launch::{Args, Grid, Kernel, Launcher};
 use super::memory::Address;
 pub use args::{AttentionArgs, AttentionBlocks, Gemm, QkvArgs, SampleArgs, SlotsArgs, Store};
 pub use load::whole_tile_rows;
-use load::{head_shape, kv_dtype, small_shared};
+use load::{head_shape, kv_dtype};
 pub use lora::LoraArgs;
+use products::Normed;
 
 mod args;
 mod load;
 mod lora;
 mod maps;
+mod products;
 
 /// Threads of kernels that work on rows.
 const ROW_THREADS: usize = 256;
@@ -33,11 +35,8 @@ const COPY_BLOCKS: usize = 32;
 pub const SMALL_ROWS: usize = 16;
 /// Inputs of a product come in multiples of this.
 pub const GEMM_INPUTS: usize = 32;
-const TILE: (usize, usize) = (128, 64);
-/// Columns that a block of `gemm_small` works on at once.
-const SMALL_COLUMNS: usize = 16;
-/// Eight warps that multiply, and one that fetches.
-const SMALL_THREADS: usize = 288;
+/// Widest row whose norm is a part of the product behind it.
+pub const NORMED_INPUTS_MAX: usize = 4096;
 /// Query rows of a tile of `attention_prefill`.
 pub const PREFILL_ROWS: usize = 128;
 
@@ -54,12 +53,16 @@ pub struct Kernels {
     qkv_finish: Kernel,
     gate_act: Kernel,
     gemm_small: [Kernel; 2],
+    gemm_qkv: [Kernel; 2],
+    normed: Option<Normed>,
+    narrow: Kernel,
     gemm_tile: Kernel,
     attention_split: Kernel,
     attention_whole: Kernel,
     attention_merge: Kernel,
     attention_decode: Option<Kernel>,
     attention_prefill: Option<Kernel>,
+    attention_shared: Option<Shared>,
     sample: Kernel,
     slots_init: Kernel,
     fill_random: Kernel,
@@ -69,7 +72,12 @@ pub struct Kernels {
     lora_expand: Kernel,
 }
 
-// SAFETY: module handles may be used from any thread.
+/// Keys that rows share, and the rows' own behind them.
+#[derive(Clone, Copy, Debug)]
+struct Shared {
+    keys: Kernel,
+    decode: Kernel,
+}
 
 // SAFETY: module handles may be used from any thread.
 unsafe impl Send for Kernels {}
@@ -82,7 +90,7 @@ impl Kernels {
         self.attention_decode.is_some()
     }
 
-    /// The same of rows of many queries.
+    /// The same of rows of many queries, and of keys that rows share.
     pub fn has_prefill(&self) -> bool {
         self.attention_prefill.is_some()
     }
@@ -151,6 +159,23 @@ impl Kernels {
         unsafe { to.launch(self.add_rms_norm, Grid::of(tokens, ROW_THREADS), args) }
     }
 
+    /// Rows whose logits are wanted to places of their own, one behind the other: what attention gave them, and their residual.
+    ///
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn narrow(
+        &self,
+        to: Launcher<'_>,
+        logit_rows: usize,
+        [counts, rows, attended, residual, attended_out, residual_out]: [Address; 6],
+        (query, hidden): (usize, usize),
+    ) -> Result<(), CudaError> {
+        let args = Args::new().address(counts).address(rows).address(attended).address(residual);
+        let args = args.address(attended_out).address(residual_out).int(query).int(hidden);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.narrow, Grid::of(logit_rows, ROW_THREADS), args) }
+    }
+
     /// # Safety
     /// See `embed`.
     pub unsafe fn qkv_finish(&self, to: Launcher<'_>, tokens: usize, a: QkvArgs) -> Result<(), CudaError> {
@@ -181,31 +206,7 @@ impl Kernels {
         unsafe { to.launch(self.gate_act, grid, args) }
     }
 
-    /// For at most [`SMALL_ROWS`] rows.
-    ///
-    /// # Safety
-    /// See `embed`.
-    pub unsafe fn gemm_small(&self, to: Launcher<'_>, gemm: Gemm) -> Result<(), CudaError> {
-        // Half of a gated tile's rows are factors.
-        let columns = if matches!(gemm.store, Store::Gated(_)) { SMALL_COLUMNS / 2 } else { SMALL_COLUMNS };
-        let blocks = gemm.n.div_ceil(columns).min(2 * self.gpu.multiprocessors());
-        let grid = Grid::of(blocks, SMALL_THREADS).with_shared(small_shared(&self.gpu));
-        let kernel = self.gemm_small[usize::from(gemm.m > SMALL_ROWS / 2)];
-        // SAFETY: the caller's promise.
-        unsafe { to.launch(kernel, grid, gemm.args()) }
-    }
-
-    /// For any number of rows, each bitwise as `gemm_small` gives it.
-    ///
-    /// # Safety
-    /// See `embed`.
-    pub unsafe fn gemm_tile(&self, to: Launcher<'_>, gemm: Gemm) -> Result<(), CudaError> {
-        let grid = Grid::plane((gemm.n.div_ceil(TILE.0), gemm.m.div_ceil(TILE.1)), ROW_THREADS);
-        // SAFETY: the caller's promise.
-        unsafe { to.launch(self.gemm_tile, grid, gemm.args()) }
-    }
-
-    /// Split items, then their merges, then whole items.
+    /// Split items, then their merges, then whole items; keys that rows share, then runs of rows, then prompts.
     ///
     /// # Safety
     /// See `embed`.
@@ -220,29 +221,42 @@ impl Kernels {
         };
         let ends = |args: Args| args.int(a.q_heads).int(a.kv_heads).f32(a.scale).int(a.window);
         let over = |items: Address| ends(over_one(items).address(a.partial_o).address(a.partial_ml));
-        let AttentionBlocks { split, merge, whole, decode, prefill } = a.blocks;
+        let AttentionBlocks { split, merge, whole, decode, shared, prefill } = a.blocks;
         let merge_args = Args::new().address(a.counts).int(a.group).address(a.rows).address(a.merge_items);
         let merge_args = merge_args.address(a.partial_o).address(a.partial_ml).address(a.out);
         let merge_args = merge_args.int(a.q_heads).int(a.kv_heads);
         let split_grid = Grid::plane((split, a.kv_heads), 32).with_shared(shape.split_shared);
         let whole_grid =
             Grid::plane((whole, a.kv_heads), shape.whole_threads).with_shared(shape.whole_shared);
+        let by_units = |items: usize| {
+            let blocks = (items * a.kv_heads).min(self.gpu.multiprocessors());
+            Grid::of(blocks, PREFILL_THREADS).with_shared(shape.prefill_shared)
+        };
         // SAFETY: the caller's promise.
         unsafe {
             to.launch(self.attention_split, split_grid, over(a.split_items))?;
             to.launch(self.attention_merge, Grid::plane((merge, a.kv_heads), 128), merge_args)?;
             to.launch(self.attention_whole, whole_grid, over(a.whole_items))?;
-            if let Some(kernel) = self.attention_decode {
+            let sharing = self.attention_shared.filter(|_| shared > 0);
+            if let Some(Shared { keys: kernel, .. }) = sharing {
+                let args = of_items(a.shared_items).address(a.partial_o).address(a.partial_ml);
+                let args = args.int(a.q_heads).int(a.kv_heads).f32(a.scale);
+                to.launch_with_maps(kernel, by_units(shared), args, &maps::prefill_maps(&a, self.head_dim)?)?;
+            }
+            if let Some(kernel) = sharing.map(|sharing| sharing.decode).or(self.attention_decode) {
                 let args =
                     over_one(a.decode_items).address(a.partial_o).address(a.partial_ml).address(a.tickets);
                 let grid = Grid::plane((decode, a.kv_heads), DECODE_THREADS).with_shared(shape.decode_shared);
                 to.launch(kernel, grid, ends(args))?;
             }
             if let Some(kernel) = self.attention_prefill.filter(|_| prefill > 0) {
-                let blocks = (prefill * a.kv_heads).min(self.gpu.multiprocessors());
-                let grid = Grid::of(blocks, PREFILL_THREADS).with_shared(shape.prefill_shared);
                 let args = ends(of_items(a.whole_items).address(a.out));
-                to.launch_with_maps(kernel, grid, args, &maps::prefill_maps(&a, self.head_dim)?)?;
+                to.launch_with_maps(
+                    kernel,
+                    by_units(prefill),
+                    args,
+                    &maps::prefill_maps(&a, self.head_dim)?,
+                )?;
             }
         }
         Ok(())
