@@ -22,7 +22,7 @@ pub(super) struct StepShape {
 /// Shapes that are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Bucket {
-    /// Every row has one token, and attention is split over chunks.
+    /// Every row has one token.
     Decode(usize),
     /// The same, where some of the rows begin with the same blocks.
     Shared(usize),
