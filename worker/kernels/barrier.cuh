@@ -47,4 +47,55 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, uint
                  : "memory");
 }
 
+// A box of the weights: one reading, past what is to stay in L2.
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, uint64_t& barrier, int x, int y, int z, int u, int v) {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
+        "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "l"(policy)
+        : "memory");
+}
+
+// Blocks of a cluster, whose shared memory is open to one another.
+__device__ __forceinline__ int cluster_rank() {
+    int rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Where an address of this block's shared memory is in another block of the cluster.
+__device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// A box to the same place, and barrier, of all blocks of the cluster in `mask`.
+__device__ __forceinline__ void copy_box_to_all(uint32_t to, const TensorMap& map, uint64_t& barrier, int x, int y, uint16_t mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+        "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "h"(mask)
+        : "memory");
+}
+
+// 16 bytes to another block, whose barrier counts them.
+__device__ __forceinline__ void store_at(uint32_t to, float x, float y, float z, float w, uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(x), "f"(y), "f"(z), "f"(w),
+                 "r"(barrier)
+                 : "memory");
+}
+
 #endif

@@ -3,7 +3,7 @@
 use thalweg_worker::backend::cpu::KvDtype;
 use thalweg_worker::backend::cuda::abi::{COUNTS, N_TOKENS};
 use thalweg_worker::backend::cuda::blas::Blas;
-use thalweg_worker::backend::cuda::kernels::{Gemm, SMALL_ROWS, Store};
+use thalweg_worker::backend::cuda::kernels::{CLUSTER_ROWS, Gemm, SMALL_ROWS, Store};
 
 use crate::support::{Bench, close, halves, libraries, numbers, wide};
 
@@ -11,6 +11,7 @@ use crate::support::{Bench, close, halves, libraries, numbers, wide};
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Small,
+    Cluster,
     Tile,
     Blas,
 }
@@ -45,7 +46,11 @@ fn product(
         inputs: inputs.at(),
         outputs: outputs.at(),
         // The true number of rows stands on the GPU: the grid may be larger.
-        m: if way == Way::Tile { m + 30 } else { m },
+        m: match way {
+            Way::Tile => m + 30,
+            Way::Cluster => (m + 1).min(CLUSTER_ROWS),
+            Way::Small | Way::Blas => m,
+        },
         n,
         k,
         m_at: count.at(),
@@ -55,6 +60,7 @@ fn product(
     let done = unsafe {
         match way {
             Way::Small => bench.kernels.gemm_small(bench.launcher(), gemm).map(|()| true),
+            Way::Cluster => bench.kernels.gemm_cluster(bench.launcher(), gemm, None, None).map(|()| true),
             Way::Tile => bench.kernels.gemm_tile(bench.launcher(), gemm).map(|()| true),
             Way::Blas => blas.run(&bench.stream, &gemm),
         }
@@ -104,6 +110,12 @@ fn check(ways: &[Way], rows: &[usize], shapes: &[(usize, usize)]) {
 #[test]
 fn small() {
     check(&[Way::Small], &ROWS[..6], &SHAPES);
+}
+
+/// Each division of a product among blocks; a last tile that is not full, an odd number of tiles, a last step of K that is not full.
+#[test]
+fn cluster() {
+    check(&[Way::Cluster], &[9, 33, 63, 64], &[(288, 10_256), (1056, 5136), (640, 4096), (1504, 3472)]);
 }
 
 #[test]

@@ -9,6 +9,7 @@
 )]
 
 mod attention;
+mod clusters;
 mod faults;
 mod few;
 mod gemm;

@@ -7,7 +7,7 @@ use thalweg_model::config::{LayerKind, ModelConfig};
 use super::abi::{BIAS_MAX, END_IDS_MAX, SPLIT_ROWS, Sampled, SlotParams};
 use super::blas::WORKSPACE_BYTES;
 use super::error::CudaError;
-use super::kernels::{GEMM_INPUTS, SMALL_ROWS, whole_tile_rows};
+use super::kernels::{CLUSTER_ROWS, CLUSTER_TILE, GEMM_INPUTS, SMALL_ROWS, whole_tile_rows};
 use super::search::PlanSearch;
 use crate::backend::cpu::{BLOCK_TOKENS, KvDtype};
 use crate::plan::KV_GROUPS;
@@ -173,6 +173,8 @@ pub(super) struct ActivationBytes {
     pub(super) projected: u64,
     /// Residual of the rows that are left behind the last layer's attention.
     pub(super) narrowed: u64,
+    /// Sums of squares of parts of rows, between products of clusters.
+    pub(super) squares: u64,
     /// Normed rows of one pass of logits.
     pub(super) last: u64,
     pub(super) logits: u64,
@@ -193,14 +195,15 @@ impl ActivationBytes {
             activated: by_token(widths.mlp, 2),
             projected: if model.post_norms { by_token(widths.hidden, 4) } else { 0 },
             narrowed: (padded_rows(config.max_slots) * widths.hidden * 4) as u64,
+            squares: (CLUSTER_ROWS * widths.hidden.div_ceil(CLUSTER_TILE) * 4) as u64,
             last: (rows * widths.hidden * 2) as u64,
             logits: rows as u64 * model.vocab_size as u64 * 4,
         }
     }
 
-    pub(super) fn all(&self) -> [u64; 10] {
+    pub(super) fn all(&self) -> [u64; 11] {
         let Self { residual, normed, qkv, attended, gate_up, activated, projected, .. } = *self;
-        let Self { narrowed, last, logits, .. } = *self;
-        [residual, normed, qkv, attended, gate_up, activated, projected, narrowed, last, logits]
+        let Self { narrowed, squares, last, logits, .. } = *self;
+        [residual, normed, qkv, attended, gate_up, activated, projected, narrowed, squares, last, logits]
     }
 }

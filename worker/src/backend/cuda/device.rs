@@ -11,7 +11,6 @@ use super::config::{CudaBackendConfig, GROUP_KINDS, OnFault, Widths, logit_rows_
 use super::context::{Gpu, Stream};
 use super::error::CudaError;
 use super::fault;
-use super::graphs::Graph;
 use super::kernels::{Kernels, PREFILL_ROWS, Store, whole_tile_rows};
 use super::kv::KvCache;
 use super::layout::{Layout, slot_capacities, tables_max};
@@ -19,6 +18,7 @@ use super::lora::{self, LoraStep};
 use super::masks::Masks;
 use super::memory::Address;
 use super::prepare::PreparedBackend;
+use super::record::Recorded;
 use super::shape::{Bucket, StepShape};
 use super::slots::SlotState;
 use super::staging::{InFlight, Staging};
@@ -31,7 +31,7 @@ use crate::plan::{BlockId, StepMasks, StepOutput, StepPlan};
 /// One worker's GPU: KV cache, slots and buffers over a model's weights.
 pub struct CudaBackend {
     // Graphs and what is in flight go before the memory and modules that they name.
-    pub(super) graphs: Vec<(Bucket, StepShape, [Graph; 2])>,
+    pub(super) graphs: Vec<(Bucket, StepShape, Recorded)>,
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) stream: Arc<Stream>,
     pub(super) kernels: Kernels,
@@ -51,6 +51,8 @@ pub struct CudaBackend {
     pub(super) narrow_rows: usize,
     /// Whether operations of the step in work see its logit rows alone.
     pub(super) is_narrowed: bool,
+    /// Whether the norm of the next product's inputs is in `normed` already, but for the factor of each row.
+    pub(super) is_normed: bool,
     pub(super) slots: Vec<SlotState>,
     pub(super) step: Step,
     pub(super) shape: StepShape,
@@ -118,6 +120,7 @@ impl CudaBackend {
             rows_per_pass,
             narrow_rows: config.max_slots,
             is_narrowed: false,
+            is_normed: false,
             slots: vec![SlotState::default(); config.max_slots],
             step: Step::default(),
             shape: empty,
@@ -233,10 +236,9 @@ impl Backend for CudaBackend {
     fn replay(&mut self) -> bool {
         let Some(index) = self.replayed else { return false };
         self.attempt(|device| {
-            let [forward, sampling] = &device.graphs[index].2;
-            forward.launch(&device.stream)?;
+            let Recorded { whole, forward, .. } = &device.graphs[index].2;
             let draws_later = device.step.logit_rows.is_empty() || device.step.masks > 0;
-            if draws_later { Ok(()) } else { sampling.launch(&device.stream) }
+            if draws_later { forward } else { whole }.launch(&device.stream)
         });
         true
     }
@@ -256,12 +258,12 @@ impl Backend for CudaBackend {
 
     fn replay_draws(&mut self) -> bool {
         let Some(index) = self.replayed else { return false };
-        self.attempt(|device| device.graphs[index].2[1].launch(&device.stream));
+        self.attempt(|device| device.graphs[index].2.sampling.launch(&device.stream));
         true
     }
 
     fn embed(&mut self) {
-        self.is_narrowed = false;
+        (self.is_narrowed, self.is_normed) = (false, false);
         self.attempt(|device| {
             let Buffers { last_token, residual, .. } = device.buffers;
             let (counts, source) = (device.at(device.layout.counts), device.at(device.layout.token_src));
@@ -301,6 +303,9 @@ impl Backend for CudaBackend {
                 Projection::Mlp => (Product::Down, weights.down, activated, mlp, weights.post_mlp_norm),
             };
             if norm == 0 {
+                if device.adds_in_clusters() {
+                    return device.add_in_clusters((layer, projection), matrix, inputs, k);
+                }
                 device.project(matrix, inputs, residual, (hidden, k), Store::AddF32)?;
                 return device.adapt((layer, product), inputs, residual, Store::AddF32);
             }

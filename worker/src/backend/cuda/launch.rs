@@ -63,21 +63,27 @@ pub struct Grid {
     pub blocks: (usize, usize),
     pub threads: (usize, usize),
     pub shared_bytes: usize,
+    /// Blocks of a cluster; 1: there are none.
+    pub cluster: usize,
 }
 
 impl Grid {
     /// One-dimensional, without dynamic shared memory.
     pub fn of(blocks: usize, threads: usize) -> Self {
-        Self { blocks: (blocks, 1), threads: (threads, 1), shared_bytes: 0 }
+        Self::plane((blocks, 1), threads)
     }
 
     /// Two-dimensional blocks.
     pub fn plane(blocks: (usize, usize), threads: usize) -> Self {
-        Self { blocks, threads: (threads, 1), shared_bytes: 0 }
+        Self { blocks, threads: (threads, 1), shared_bytes: 0, cluster: 1 }
     }
 
     pub fn with_shared(self, shared_bytes: usize) -> Self {
         Self { shared_bytes, ..self }
+    }
+
+    pub fn with_cluster(self, cluster: usize) -> Self {
+        Self { cluster, ..self }
     }
 }
 
@@ -133,10 +139,7 @@ impl Launcher<'_> {
         for (pointer, argument) in pointers.iter_mut().zip(values.chain(maps)) {
             *pointer = argument;
         }
-        // SAFETY: a C struct of numbers, for which zero is a value.
-        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let (mut attributes, count) = self.attributes(grid.cluster);
         let config = sys::CUlaunchConfig {
             gridDimX: grid.blocks.0 as u32,
             gridDimY: grid.blocks.1 as u32,
@@ -146,8 +149,8 @@ impl Launcher<'_> {
             blockDimZ: 1,
             sharedMemBytes: grid.shared_bytes as u32,
             hStream: self.stream.raw(),
-            attrs: &raw mut attribute,
-            numAttrs: u32::from(self.overlapped),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: count,
         };
         // SAFETY: the configuration and the arguments live during the call, which copies them; the caller vouches for the rest.
         let result = unsafe {
@@ -159,9 +162,29 @@ impl Launcher<'_> {
             )
         };
         check(result, || {
-            let Grid { blocks, threads, shared_bytes } = grid;
+            let Grid { blocks, threads, shared_bytes, .. } = grid;
             let name = kernel.name;
             format!("launch of {name}, {blocks:?} blocks of {threads:?} threads, {shared_bytes} bytes shared")
         })
+    }
+
+    /// What a launch is asked to be, and how many of them hold.
+    fn attributes(&self, cluster: usize) -> ([sys::CUlaunchAttribute; 2], u32) {
+        use sys::CUlaunchAttributeID as Id;
+        // SAFETY: C structs of numbers, for which zero is a value.
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        if self.overlapped {
+            attributes[count].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes[count].value.programmaticStreamSerializationAllowed = 1;
+            count += 1;
+        }
+        if cluster > 1 {
+            attributes[count].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attributes[count].value.clusterDim =
+                sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster as u32, y: 1, z: 1 };
+            count += 1;
+        }
+        (attributes, count as u32)
     }
 }

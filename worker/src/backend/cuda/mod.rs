@@ -12,6 +12,7 @@ pub use search::PlanSearch;
 pub use weights::{CudaModel, WeightSource, weight_bytes};
 
 mod buffers;
+mod clusters;
 mod config;
 mod device;
 mod driver;

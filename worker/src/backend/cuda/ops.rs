@@ -4,6 +4,7 @@ use thalweg_model::config::Activation;
 
 use super::abi::N_LOGIT_ROWS;
 use super::buffers::Buffers;
+use super::clusters::Clustered;
 use super::config::{Widths, padded_rows};
 use super::device::CudaBackend;
 use super::error::CudaError;
@@ -29,6 +30,9 @@ impl CudaBackend {
         }
         // SAFETY: all addresses are of buffers sized for the largest step, padded rows included, and of weights of this shape.
         unsafe {
+            if !self.config.deterministic && self.kernels.has_clusters(gemm.m, gemm.n, gemm.store) {
+                return self.kernels.gemm_cluster(self.launcher(), gemm, None, None);
+            }
             if gemm.m <= SMALL_ROWS {
                 return self.kernels.gemm_small(self.launcher(), gemm);
             }
@@ -54,7 +58,7 @@ impl CudaBackend {
         self.product(self.gemm(weights, (inputs, outputs), shape, store))
     }
 
-    fn gemm(
+    pub(super) fn gemm(
         &self,
         weights: Address,
         (inputs, outputs): (Address, Address),
@@ -64,7 +68,7 @@ impl CudaBackend {
         Gemm { weights, inputs, outputs, m: self.tokens(), n, k, m_at: self.tokens_at(), store }
     }
 
-    fn norm(&mut self, weight: Address) -> Result<(), CudaError> {
+    pub(super) fn norm(&mut self, weight: Address) -> Result<(), CudaError> {
         let addresses = [self.tokens_at(), self.residual(), weight, self.buffers.normed];
         let (tokens, epsilon) = (self.tokens(), self.model.config().rms_norm_eps);
         // SAFETY: buffers hold the largest step's tokens; the weight is of the model's width.
@@ -79,6 +83,9 @@ impl CudaBackend {
 
     /// Norm, and queries, keys and values as attention takes them; of few rows in one product.
     pub(super) fn project_qkv(&mut self, layer: usize) -> Result<(), CudaError> {
+        if self.has_clusters(Clustered::Qkv) {
+            return self.qkv_in_clusters(layer);
+        }
         let weights = *self.model.layer(layer);
         let Buffers { normed, qkv, .. } = self.buffers;
         let shape = (self.widths.qkv, self.widths.hidden);
@@ -108,13 +115,13 @@ impl CudaBackend {
 
     /// Norm, gate and up, activation; of few rows in one product.
     pub(super) fn gate_up(&mut self, layer: usize) -> Result<(), CudaError> {
+        if self.has_clusters(Clustered::GateUp) {
+            return self.gate_up_in_clusters(layer);
+        }
         let weights = *self.model.layer(layer);
         let Buffers { normed, gate_up, activated, .. } = self.buffers;
         let Widths { hidden, mlp, .. } = self.widths;
-        let activation = match self.model.config().activation {
-            Activation::Silu => 0,
-            Activation::GeluTanh => 1,
-        };
+        let activation = self.activation();
         if self.norms_within() {
             let (places, store) = ((self.residual(), activated), Store::Gated(activation));
             let gemm = self.gemm(weights.gate_up, places, (mlp, hidden), store);
@@ -130,6 +137,14 @@ impl CudaBackend {
         let addresses = [self.tokens_at(), gate_up, activated];
         // SAFETY: buffers hold the largest step's tokens.
         unsafe { self.kernels.gate_act(self.launcher(), self.tokens(), addresses, mlp, activation) }
+    }
+
+    /// As kernels number it.
+    pub(super) fn activation(&self) -> i32 {
+        match self.model.config().activation {
+            Activation::Silu => 0,
+            Activation::GeluTanh => 1,
+        }
     }
 
     fn product_of_norm(&self, gemm: Gemm, weight: Address) -> Result<(), CudaError> {
@@ -184,7 +199,7 @@ impl CudaBackend {
         unsafe { self.kernels.attention(self.launcher(), args) }
     }
 
-    fn qkv_args(&self, layer: usize) -> QkvArgs {
+    pub(super) fn qkv_args(&self, layer: usize) -> QkvArgs {
         let config = self.model.config();
         let group = group_of(config.layers[layer]);
         let weights = self.model.layer(layer);

@@ -8,6 +8,14 @@ use super::shape::{Bucket, BucketLimits};
 use crate::backend::Backend;
 use crate::runner::forward::{layers, operations};
 
+/// A step of some shape: all of it; and in two, where something has to come in between or nothing is drawn.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    pub(super) whole: Graph,
+    pub(super) forward: Graph,
+    pub(super) sampling: Graph,
+}
+
 impl CudaBackend {
     /// Runs and records every bucket, on steps of nothing.
     pub(super) fn record(&mut self) -> Result<(), CudaError> {
@@ -20,12 +28,13 @@ impl CudaBackend {
             operations(self);
             self.fault.take().map_or(Ok(()), Err)?;
             self.stream.synchronize()?;
-            let graphs = [Self::forward_of, Self::sampling_of].map(|part| self.capture(part));
-            let [forward, sampling] = graphs;
-            self.graphs.push((bucket, self.shape, [forward?, sampling?]));
+            let whole = self.capture(Self::whole_of)?;
+            let forward = self.capture(Self::forward_of)?;
+            let sampling = self.capture(Self::sampling_of)?;
+            self.graphs.push((bucket, self.shape, Recorded { whole, forward, sampling }));
         }
         self.stream.synchronize()?;
-        tracing::debug!(graphs = 2 * self.graphs.len(), "recorded");
+        tracing::debug!(graphs = 3 * self.graphs.len(), "recorded");
         Ok(())
     }
 
@@ -35,6 +44,10 @@ impl CudaBackend {
             part(self);
             self.fault.take().map_or(Ok(()), Err)
         })
+    }
+
+    fn whole_of(&mut self) {
+        operations(self);
     }
 
     /// Embedding to logits.

@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 use super::super::context::Gpu;
 use super::super::error::{CudaError, check};
 use super::super::launch::Kernel;
+use super::cluster::Clustered;
 use super::products::Normed;
 use super::{Kernels, NORMED_INPUTS_MAX, Shared};
 use crate::backend::cpu::KvDtype;
@@ -57,6 +58,7 @@ impl Kernels {
                 })
             })
             .transpose()?;
+        let clustered = Clustered::load(gpu, |name, shared_bytes| find(&modules, name, shared_bytes))?;
         let find = |name: &str| find(&modules, name.into(), 0);
         Ok(Self {
             gpu: gpu.clone(),
@@ -70,6 +72,7 @@ impl Kernels {
             gemm_small: [of_small("gemm_small_8")?, of_small("gemm_small_16")?],
             gemm_qkv: [of_small("gemm_qkv_8")?, of_small("gemm_qkv_16")?],
             normed,
+            clustered,
             narrow: find("narrow")?,
             gemm_tile: find("gemm_tile")?,
             attention_split: split?,

@@ -1,10 +1,12 @@
-//! How arrays of attention are laid out, for Hopper's copy engine.
+//! How arrays are laid out, for Hopper's copy engine.
 
 use cudarc::driver::sys;
+use sys::CUtensorMapL2promotion as Promotion;
 
 use super::super::error::{CudaError, check};
 use super::super::memory::Address;
-use super::{AttentionArgs, PREFILL_ROWS};
+use super::cluster::CLUSTER_TILE;
+use super::{AttentionArgs, Gemm, PREFILL_ROWS};
 use crate::backend::cpu::BLOCK_TOKENS;
 
 /// Columns of a box: a row of the 128-byte swizzle.
@@ -22,17 +24,75 @@ pub(super) fn prefill_maps(a: &AttentionArgs, head_dim: usize) -> Result<[sys::C
         &[head_dim as u64, heads as u64, a.tokens as u64],
         &[row_bytes, heads as u64 * row_bytes],
         &[COLUMNS, group as u32, (PREFILL_ROWS / group) as u32],
+        Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
     )?;
     let cache = |at: Address| {
-        encode(at, &[head_dim as u64, CACHE_ROWS], &[row_bytes], &[COLUMNS, BLOCK_TOKENS as u32])
+        let boxes = [COLUMNS, BLOCK_TOKENS as u32];
+        let promotion = Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+        encode(at, &[head_dim as u64, CACHE_ROWS], &[row_bytes], &boxes, promotion)
     };
     Ok([queries, cache(a.keys)?, cache(a.values)?])
 }
 
+/// Which rows of the weights make a tile of `gemm_cluster`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weights {
+    /// Neighbours.
+    Plain,
+    /// Eights of gates, each beside the eight of its factors.
+    Gated,
+    /// Eights of the lower halves of heads, each beside the eight that rope turns it with.
+    Heads { head_dim: usize },
+}
+
+impl Weights {
+    /// Sizes behind K, rows from one index of each to the next, and a tile's boxes.
+    fn dimensions(self, n: usize) -> [(u64, u64, u32); 4] {
+        const EIGHTS: usize = CLUSTER_TILE / 16;
+        let dimension = |size: usize, rows: usize, boxes: usize| (size as u64, rows as u64, boxes as u32);
+        let none = dimension(1, 1, 1);
+        match self {
+            Self::Plain => [dimension(n, 1, CLUSTER_TILE), none, none, none],
+            Self::Gated => [dimension(8, 1, 8), dimension(2, n, 2), dimension(n / 8, 8, EIGHTS), none],
+            Self::Heads { head_dim } => {
+                let half = head_dim / 2;
+                let eights = EIGHTS.min(half / 8);
+                let heads = dimension(n / head_dim, head_dim, EIGHTS / eights);
+                [dimension(8, 1, 8), dimension(2, half, 2), dimension(half / 8, 8, eights), heads]
+            }
+        }
+    }
+}
+
+/// Weights by tiles, and inputs by so many rows.
+pub(super) fn gemm_maps(
+    gemm: &Gemm,
+    weights: Weights,
+    rows: usize,
+) -> Result<[sys::CUtensorMap; 2], CudaError> {
+    let (k, row_bytes) = (gemm.k as u64, (gemm.k * 2) as u64);
+    let dimensions = weights.dimensions(gemm.n);
+    let [a, b, c, d] = dimensions.map(|(size, ..)| size);
+    let strides = dimensions.map(|(_, rows, _)| rows * row_bytes);
+    let [e, f, g, h] = dimensions.map(|(.., boxes)| boxes);
+    // What a box does not ask for is not wanted soon enough to be brought to L2 with it: 3% of the time.
+    let promotion = Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+    Ok([
+        encode(gemm.weights, &[k, a, b, c, d], &strides, &[COLUMNS, e, f, g, h], promotion)?,
+        encode(gemm.inputs, &[k, gemm.m as u64], &[row_bytes], &[COLUMNS, rows as u32], promotion)?,
+    ])
+}
+
 /// An array of bf16 by its sizes, the innermost first, and the bytes from one index of each further dimension to the next.
-fn encode(at: Address, sizes: &[u64], strides: &[u64], boxes: &[u32]) -> Result<sys::CUtensorMap, CudaError> {
+fn encode(
+    at: Address,
+    sizes: &[u64],
+    strides: &[u64],
+    boxes: &[u32],
+    promotion: Promotion,
+) -> Result<sys::CUtensorMap, CudaError> {
     let mut map = sys::CUtensorMap { opaque: [0; 16] };
-    let steps = [1; 3];
+    let steps = [1; 5];
     assert!(strides.len() + 1 == sizes.len() && boxes.len() == sizes.len() && sizes.len() <= steps.len());
     // SAFETY: the slices have the lengths that the rank says; the driver writes the map, and does not read the array.
     let result = unsafe {
@@ -47,7 +107,7 @@ fn encode(at: Address, sizes: &[u64], strides: &[u64], boxes: &[u32]) -> Result<
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
             sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            promotion,
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     };

@@ -9,12 +9,15 @@ use super::error::CudaError;
 use super::launch::{Args, Grid, Kernel, Launcher};
 use super::memory::Address;
 pub use args::{AttentionArgs, AttentionBlocks, Gemm, QkvArgs, SampleArgs, SlotsArgs, Store};
+use cluster::Clustered;
+pub use cluster::{Behind, CLUSTER_ROWS, CLUSTER_ROWS_MIN, CLUSTER_TILE, Factors};
 pub use load::whole_tile_rows;
 use load::{head_shape, kv_dtype};
 pub use lora::LoraArgs;
 use products::Normed;
 
 mod args;
+mod cluster;
 mod load;
 mod lora;
 mod maps;
@@ -55,6 +58,7 @@ pub struct Kernels {
     gemm_small: [Kernel; 2],
     gemm_qkv: [Kernel; 2],
     normed: Option<Normed>,
+    clustered: Option<[Clustered; 3]>,
     narrow: Kernel,
     gemm_tile: Kernel,
     attention_split: Kernel,
@@ -185,7 +189,12 @@ impl Kernels {
         let args = args.i32(kv_dtype(a.dtype).map_or(0, |(number, _)| number));
         let heads = a.q_heads + 2 * a.kv_heads;
         let warps = ROW_THREADS / 32;
-        let grid = Grid { blocks: (tokens, heads.div_ceil(warps)), threads: (32, warps), shared_bytes: 0 };
+        let grid = Grid {
+            blocks: (tokens, heads.div_ceil(warps)),
+            threads: (32, warps),
+            shared_bytes: 0,
+            cluster: 1,
+        };
         // SAFETY: the caller's promise.
         unsafe { to.launch(self.qkv_finish, grid, args) }
     }

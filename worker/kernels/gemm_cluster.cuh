@@ -1,0 +1,347 @@
+// Products of 9 to 64 rows on Hopper. Rows of W are the first matrix, 128 a tile. Of the blocks of a cluster FEATURES have other tiles, so
+// that each row of A is fetched once for all of them, and SPLITS other parts of K, whose sums meet in shared memory.
+#pragma once
+
+#include "barrier.cuh"
+#include "gemm_small.cuh"
+#include "wgmma.cuh"
+
+constexpr int CLUSTER_ROWS = 64, CLUSTER_N = 128, CLUSTER_K = 64;
+// Two warp groups multiply; of two warps more a thread each fetches, one weights and one inputs.
+constexpr int MULTIPLYING = 256, CLUSTER_THREADS = MULTIPLYING + 64, CLUSTER_WARPS = MULTIPLYING / 32;
+constexpr int W_BYTES = CLUSTER_N * CLUSTER_K * 2, X_BYTES = CLUSTER_ROWS * CLUSTER_K * 2, STAGE = W_BYTES + X_BYTES;
+// Eights of rows of A; what a block holds of one's sums.
+constexpr int EIGHTS = CLUSTER_ROWS / 8, EIGHT_BYTES = MULTIPLYING * 16;
+
+// Rows of A that are a norm's but for a factor, which their sums of squares give: of each row `parts` sums. None: rows as they are.
+struct Factors {
+    const float* squares;
+    int parts;
+    float eps;
+};
+
+// What STORE_ADD leaves for the product behind it: rows times the norm's weight, and sums of squares of each tile. None without a weight.
+struct Behind {
+    const bf16* weight;
+    bf16* rows;
+    float* squares;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ void sync_group() {
+    asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLYING) : "memory");
+}
+
+template <int FEATURES, int SPLITS>
+struct Cluster {
+    static constexpr int SIZE = FEATURES * SPLITS;
+    // Eights whose sums a block ends with, of the last one they may be fewer; and the memory in which they meet.
+    static constexpr int OWN = (EIGHTS + SPLITS - 1) / SPLITS, MET_BYTES = SPLITS > 1 ? SPLITS * OWN * EIGHT_BYTES : 0;
+    static constexpr int STAGES = SPLITS > 2 ? 7 : 8, SHARED_BYTES = STAGES * STAGE + MET_BYTES;
+
+    struct Shared {
+        uint64_t full[STAGES], empty[STAGES], met;
+        float factors[CLUSTER_ROWS], squares[OWN * 8][CLUSTER_WARPS];
+    };
+
+    const TensorMap &weights, &inputs;
+    const Product& p;
+    const Factors& scale;
+    const Behind& behind;
+    Shared& shared;
+    const uint32_t ring;
+    // Of the cluster's blocks; of clusters; steps of K.
+    const int feature, split, cluster, clusters, begin, end;
+
+    __device__ __forceinline__ int columns() const { return p.gated() ? CLUSTER_N / 2 : CLUSTER_N; }
+    __device__ __forceinline__ int tiles() const { return (p.N + columns() - 1) / columns(); }
+
+    // By one thread, which makes the barriers.
+    __device__ __forceinline__ void fetch_weights() {
+        for (int stage = 0; stage < STAGES; stage++) {
+            barrier_init(shared.full[stage], 1);
+            barrier_init(shared.empty[stage], 2 * FEATURES);
+        }
+        barrier_init(shared.met, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        cluster_arrive();
+        int stage = 0, phase = 1;
+        for (int group = cluster; group * FEATURES < tiles(); group += clusters) {
+            const int tile = group * FEATURES + feature;
+            // Pairs are eight of the first beside eight of the second, as kernels/maps.rs lays them out.
+            int y = 0, u = 0, v = 0;
+            if (!p.paired()) {
+                y = tile * CLUSTER_N;
+            } else if (p.gated()) {
+                u = tile * (CLUSTER_N / 16);
+            } else {
+                v = tile * (CLUSTER_N / 2) / p.heads.half, u = tile * (CLUSTER_N / 2) % p.heads.half / 8;
+            }
+            for (int step = begin; step < end; step++) {
+                barrier_wait(shared.empty[stage], phase);
+                barrier_expect(shared.full[stage], STAGE);
+                copy_box(ring + stage * STAGE, weights, shared.full[stage], step * CLUSTER_K, y, 0, u, v);
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+        }
+        cluster_wait();
+    }
+
+    // By another: a part of the rows, for all blocks with the same part of K.
+    __device__ __forceinline__ void fetch_inputs() {
+        cluster_arrive();
+        cluster_wait();
+        release_successor();
+        wait_for_predecessor();
+        constexpr int ROWS = CLUSTER_ROWS / FEATURES;
+        const uint16_t mask = ((1 << FEATURES) - 1) << split * FEATURES;
+        const uint32_t to = ring + W_BYTES + feature * (X_BYTES / FEATURES);
+        int stage = 0, phase = 1;
+        for (int group = cluster; group * FEATURES < tiles(); group += clusters) {
+            for (int step = begin; step < end; step++) {
+                barrier_wait(shared.empty[stage], phase);
+                copy_box_to_all(to + stage * STAGE, inputs, shared.full[stage], step * CLUSTER_K, feature * ROWS, mask);
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void make_factors(int m) {
+        const int row = threadIdx.x;
+        if (row < CLUSTER_ROWS) {
+            float factor = 1.f;
+            if (scale.squares && row < m) {
+                float total = 0.f;
+                for (int part = 0; part < scale.parts; part++) total += scale.squares[(size_t)row * scale.parts + part];
+                factor = rsqrtf(total / p.K + scale.eps);
+            }
+            shared.factors[row] = factor;
+        }
+        sync_group();
+    }
+
+    // What a lane has of an eight: rows 2t and 2t + 1 of A, columns g and g + 8 of the warp's sixteen, which begin here.
+    __device__ __forceinline__ int first_column(int tile) const { return tile * CLUSTER_N + threadIdx.x / 32 * 16; }
+
+    __device__ __forceinline__ void load_before(float (&before)[4], int tile, int eight, int m) const {
+        const int lane = threadIdx.x % 32, n = first_column(tile);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = eight * 8 + lane % 4 * 2 + i % 2, column = n + lane / 4 + i / 2 * 8;
+            before[i] = row < m && n < p.N ? static_cast<const float*>(p.C)[(size_t)row * p.N + column] : 0.f;
+        }
+    }
+
+    __device__ __forceinline__ void store_heads(const float (&x)[4], int tile, int eight, int m) const {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        const Heads& h = p.heads;
+        const int pair = tile * (CLUSTER_N / 2) + threadIdx.x / 32 * 8, head = pair / h.half, in_head = pair % h.half;
+        if (head >= h.q_heads + 2 * h.kv_heads) return;
+        const bool is_q = head < h.q_heads, is_v = head >= h.q_heads + h.kv_heads;
+        const int column = head * 2 * h.half + in_head;
+        float low[2] = {x[0], x[1]}, high[2] = {x[2], x[3]};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = eight * 8 + t * 2 + i;
+            if (h.bias) low[i] += __bfloat162float(h.bias[column + g]), high[i] += __bfloat162float(h.bias[column + h.half + g]);
+            if (!is_v && row < m) turn(low[i], high[i], h.rope[(size_t)h.positions[row] * h.half + in_head + g]);
+        }
+        const uint32_t lows = transpose(pack(low[0], low[1])), highs = transpose(pack(high[0], high[1]));
+        const int row = eight * 8 + g;
+        if (row >= m) return;
+        if (is_q) {
+            bf16* to = static_cast<bf16*>(p.C) + (size_t)row * p.N + column + t * 2;
+            *reinterpret_cast<uint32_t*>(to) = lows, *reinterpret_cast<uint32_t*>(to + h.half) = highs;
+            return;
+        }
+        const int place = h.places[row];
+        if (place < 0) return;
+        const size_t at = kv_index(place, head - h.q_heads - (is_v ? h.kv_heads : 0), h.kv_heads, 2 * h.half) + in_head + t * 2;
+        void* cache = is_v ? h.v_cache : h.k_cache;
+        if (h.kv_dtype == 0) {
+            bf16* to = static_cast<bf16*>(cache) + at;
+            *reinterpret_cast<uint32_t*>(to) = lows, *reinterpret_cast<uint32_t*>(to + h.half) = highs;
+        } else {
+            store_kv(cache, at, low_half(lows), h.kv_dtype), store_kv(cache, at + 1, high_half(lows), h.kv_dtype);
+            store_kv(cache, at + h.half, low_half(highs), h.kv_dtype), store_kv(cache, at + h.half + 1, high_half(highs), h.kv_dtype);
+        }
+    }
+
+    __device__ __forceinline__ void store_gated(const float (&x)[4], int tile, int eight, int m) const {
+        const int lane = threadIdx.x % 32, activation = p.mode - STORE_GATED;
+        const int row = eight * 8 + lane / 4, column = tile * (CLUSTER_N / 2) + threadIdx.x / 32 * 8 + lane % 4 * 2;
+        const uint32_t y = transpose(pack(activate(x[0], activation) * x[2], activate(x[1], activation) * x[3]));
+        if (row < m && column < p.N) *reinterpret_cast<uint32_t*>(static_cast<bf16*>(p.C) + (size_t)row * p.N + column) = y;
+    }
+
+    // Rows times the weight of the norm behind, and what this warp knows of their squares.
+    __device__ __forceinline__ void store_behind(const float (&x)[4], int tile, int eight, int own, int m) {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, n = first_column(tile), row = eight * 8 + g;
+        if (n >= p.N) {
+            if (g == 0) shared.squares[own * 8 + t * 2][threadIdx.x / 32] = 0.f, shared.squares[own * 8 + t * 2 + 1][threadIdx.x / 32] = 0.f;
+            return;
+        }
+        const float low = __bfloat162float(behind.weight[n + g]), high = __bfloat162float(behind.weight[n + g + 8]);
+        const uint32_t lows = transpose(pack(x[0] * low, x[1] * low)), highs = transpose(pack(x[2] * high, x[3] * high));
+        if (row < m) {
+            bf16* to = behind.rows + (size_t)row * p.N + n + t * 2;
+            *reinterpret_cast<uint32_t*>(to) = lows, *reinterpret_cast<uint32_t*>(to + 8) = highs;
+        }
+        float even = x[0] * x[0] + x[2] * x[2], odd = x[1] * x[1] + x[3] * x[3];
+#pragma unroll
+        for (int offset = 4; offset < 32; offset *= 2) {
+            even += __shfl_xor_sync(ALL_LANES, even, offset), odd += __shfl_xor_sync(ALL_LANES, odd, offset);
+        }
+        if (g == 0) shared.squares[own * 8 + t * 2][threadIdx.x / 32] = even, shared.squares[own * 8 + t * 2 + 1][threadIdx.x / 32] = odd;
+    }
+
+    // A lane's sums of an eight, the block's `own`-th.
+    __device__ __forceinline__ void store(float (&x)[4], const float (&before)[4], int tile, int eight, int own, int m) {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        const float2 factor = *reinterpret_cast<const float2*>(shared.factors + eight * 8 + t * 2);
+        x[0] *= factor.x, x[1] *= factor.y, x[2] *= factor.x, x[3] *= factor.y;
+        if (p.mode == STORE_HEADS) return store_heads(x, tile, eight, m);
+        if (p.gated()) return store_gated(x, tile, eight, m);
+        const int n = first_column(tile);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = eight * 8 + t * 2 + i % 2;
+            if (p.mode == STORE_ADD) x[i] += before[i];
+            if (row < m && n < p.N) put(p.C, (size_t)row * p.N + n + g + i / 2 * 8, x[i], p.mode == STORE_BF16 ? STORE_BF16 : STORE_F32);
+        }
+        if (SPLITS > 1 && behind.weight) store_behind(x, tile, eight, own, m);
+    }
+
+    // Blocks with other parts of K give one another the sums of their eights.
+    __device__ __forceinline__ void meet(const float (&c)[EIGHTS * 4]) {
+        const uint32_t barrier = shared_address(&shared.met), met = ring + STAGES * STAGE + threadIdx.x * 16;
+        if (threadIdx.x == 0) barrier_expect(shared.met, SPLITS * min(OWN, EIGHTS - split * OWN) * EIGHT_BYTES);
+#pragma unroll
+        for (int other = 0; other < SPLITS; other++) {
+            const int rank = other * FEATURES + feature;
+            const uint32_t to = address_in(met + split * OWN * EIGHT_BYTES, rank), their = address_in(barrier, rank);
+#pragma unroll
+            for (int own = 0; own < OWN; own++) {
+                const int i = (other * OWN + own) * 4;
+                if (i < EIGHTS * 4) store_at(to + own * EIGHT_BYTES, c[i], c[i + 1], c[i + 2], c[i + 3], their);
+            }
+        }
+        barrier_wait(shared.met, 0);
+    }
+
+    // The only tile of a block that has a part of K, from what met.
+    __device__ __forceinline__ void store_met(const float (&before)[OWN][4], int tile, int m) {
+        const uint32_t met = ring + STAGES * STAGE + threadIdx.x * 16;
+#pragma unroll
+        for (int own = 0; own < OWN; own++) {
+            if (split * OWN + own >= EIGHTS) break;
+            float x[4] = {};
+#pragma unroll
+            for (int part = 0; part < SPLITS; part++) {
+                const uint4 y = read_shared(met + (part * OWN + own) * EIGHT_BYTES);
+                x[0] += __uint_as_float(y.x), x[1] += __uint_as_float(y.y), x[2] += __uint_as_float(y.z), x[3] += __uint_as_float(y.w);
+            }
+            store(x, before[own], tile, split * OWN + own, own, m);
+        }
+        if (!behind.weight) return;
+        sync_group();
+        const int row = split * OWN * 8 + threadIdx.x;
+        if (threadIdx.x < OWN * 8 && row < m && tile < tiles()) {
+            float total = 0.f;
+#pragma unroll
+            for (int warp = 0; warp < CLUSTER_WARPS; warp++) total += shared.squares[threadIdx.x][warp];
+            behind.squares[(size_t)row * tiles() + tile] = total;
+        }
+    }
+
+    __device__ __forceinline__ void multiply(int m_cap, const int* m_ptr) {
+        cluster_arrive();
+        cluster_wait();
+        wait_for_predecessor();
+        const int m = rows_of(m_ptr, m_cap), half = threadIdx.x / 128;
+        make_factors(m);
+        // What sums are added to is on its way while they are made.
+        float before[OWN][4] = {};
+        if (SPLITS > 1 && p.mode == STORE_ADD) {
+#pragma unroll
+            for (int own = 0; own < OWN; own++) load_before(before[own], cluster * FEATURES + feature, split * OWN + own, m);
+        }
+        int stage = 0, phase = 0, left = 0;
+        for (int group = cluster; group * FEATURES < tiles(); group += clusters) left += end - begin;
+        const uint32_t empty = address_in(shared_address(shared.empty), split * FEATURES + threadIdx.x % FEATURES);
+        auto release = [&](int stage) {
+            // A block may have ended once nobody waits for its stages to be empty.
+            if (left > STAGES && threadIdx.x % 128 < FEATURES) barrier_arrive_at(empty + stage * 8);
+            left--;
+        };
+        for (int group = cluster; group * FEATURES < tiles(); group += clusters) {
+            const int tile = group * FEATURES + feature;
+            float c[EIGHTS * 4];
+            for (int step = begin; step < end; step++) {
+                barrier_wait(shared.full[stage], phase);
+                const uint32_t w = ring + stage * STAGE + half * (W_BYTES / 2), x = ring + stage * STAGE + W_BYTES;
+                multiplications_begin();
+#pragma unroll
+                for (int k = 0; k < CLUSTER_K / 16; k++) multiply_shared(c, matrix_at(w + k * 32, 0), matrix_at(x + k * 32, 0), step > begin || k > 0);
+                multiplications_commit();
+                multiplications_wait<1>();
+                if (step > begin) release(stage == 0 ? STAGES - 1 : stage - 1);
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+            multiplications_wait<0>();
+            // The sums are in registers only now, whatever the compiler would move.
+#pragma unroll
+            for (int i = 0; i < EIGHTS * 4; i++) asm volatile("" : "+f"(c[i]));
+            release(stage == 0 ? STAGES - 1 : stage - 1);
+            if constexpr (SPLITS > 1) {
+                meet(c);
+                store_met(before, tile, m);
+            } else {
+#pragma unroll
+                for (int eight = 0; eight < EIGHTS; eight++) {
+                    float x[4] = {c[eight * 4], c[eight * 4 + 1], c[eight * 4 + 2], c[eight * 4 + 3]};
+                    if (p.mode == STORE_ADD) load_before(before[0], tile, eight, m);
+                    store(x, before[0], tile, eight, 0, m);
+                }
+            }
+        }
+    }
+};
+
+template <int FEATURES, int SPLITS>
+__device__ __forceinline__ void by_clusters(const TensorMap& weights, const TensorMap& inputs, const Product& p, const Factors& scale,
+                                            const Behind& behind, int m_cap, const int* m_ptr) {
+    using Of = Cluster<FEATURES, SPLITS>;
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ typename Of::Shared shared;
+    const int rank = cluster_rank(), split = rank / FEATURES, steps = (p.K + CLUSTER_K - 1) / CLUSTER_K;
+    Of work{weights,
+            inputs,
+            p,
+            scale,
+            behind,
+            shared,
+            shared_address(memory),
+            rank % FEATURES,
+            split,
+            (int)blockIdx.x / Of::SIZE,
+            (int)gridDim.x / Of::SIZE,
+            steps * split / SPLITS,
+            steps * (split + 1) / SPLITS};
+    if (threadIdx.x < MULTIPLYING) return work.multiply(m_cap, m_ptr);
+    if (threadIdx.x == MULTIPLYING) return work.fetch_weights();
+    if (threadIdx.x == MULTIPLYING + 32) return work.fetch_inputs();
+    cluster_arrive();
+    cluster_wait();
+}
+
+// kernels/cluster.rs says the same.
+static_assert(Cluster<4, 1>::SHARED_BYTES == 196608 && Cluster<2, 2>::SHARED_BYTES == 229376 && Cluster<2, 3>::SHARED_BYTES == 208896);
+
+#else
+
+template <int FEATURES, int SPLITS>
+__device__ __forceinline__ void by_clusters(const TensorMap&, const TensorMap&, const Product&, const Factors&, const Behind&, int, const int*) {}
+
+#endif
