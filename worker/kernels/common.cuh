@@ -14,7 +14,8 @@ constexpr int BLOCK_TOKENS = 16;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
 // Places in `counts`. Those of a KV group are followed by the other group's.
-constexpr int N_TOKENS = 0, N_LOGIT_ROWS = 1, N_SPLIT = 2, N_MERGE = 4, N_WHOLE = 6, N_SLOT_INITS = 8, N_DECODE = 9, N_SHARED = 11;
+constexpr int N_TOKENS = 0, N_LOGIT_ROWS = 1, N_SPLIT = 2, N_MERGE = 4, N_WHOLE = 6, N_SLOT_INITS = 8, N_DECODE = 9, N_SHARED = 11,
+              N_POOLED = 13;
 // Query rows that a partial result has room for.
 constexpr int PARTIAL_ROWS = 16;
 
@@ -46,6 +47,10 @@ struct SharedItem {
 
 struct LogitRow {
     int token, slot, target, top, output_index, mask;
+};
+
+struct PooledRow {
+    int start, len, slot, goes_on, vector;
 };
 
 struct SlotParams {
@@ -81,7 +86,7 @@ struct Sampled {
 };
 
 static_assert(sizeof(RowMeta) == 32 && sizeof(AttnItem) == 16 && sizeof(MergeItem) == 16 && sizeof(DecodeItem) == 32 && sizeof(SharedItem) == 24);
-static_assert(sizeof(LogitRow) == 24 && sizeof(SlotParams) == 64 && sizeof(SlotInit) == 96 && sizeof(Sampled) == 184);
+static_assert(sizeof(LogitRow) == 24 && sizeof(PooledRow) == 20 && sizeof(SlotParams) == 64 && sizeof(SlotInit) == 96 && sizeof(Sampled) == 184);
 
 // Waits until the kernel before this one has ended and its writes are seen. Does nothing for a launch that was not
 // asked to overlap, or before Hopper.

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use serde_json::Value;
 use thalweg_worker::backend::cpu::linear::Compute;
 use thalweg_worker::backend::cpu::{CpuModel, KvDtype};
-use thalweg_worker::plan::{AdapterSlot, Row, RowInput, Want};
+use thalweg_worker::plan::AdapterSlot;
 use thalweg_worker::pooling::Pooling;
-use thalweg_worker::sampling::SamplingParams;
 
 mod support;
 
-use support::{Device, row, slot};
+use support::Device;
+use support::plans::{Embed, bits};
 
 /// Of a number of a vector of length 1, in f32 arithmetic.
 const TOLERANCE_F32: f64 = 2e-6;
@@ -50,7 +50,8 @@ fn smollm2() {
     check("smollm2", &support::load(&path, Compute::F32), &golden, AdapterSlot::BASE);
     let model = support::load(&path, Compute::Int8);
     for (case, pooling, expected) in cases(&golden) {
-        let ours = Run::alone(AdapterSlot::BASE).embed(&model, KvDtype::Bf16, &case, pooling);
+        let mut device = Device::new(model.clone(), 1, KvDtype::Bf16, 1);
+        let ours = Embed::alone(AdapterSlot::BASE).run(&mut device.runner, &case, pooling);
         let cosine: f64 = ours.iter().zip(&expected).map(|(a, b)| f64::from(*a) * b).sum();
         eprintln!("smollm2 in int8, {} tokens, {pooling:?}: cosine {cosine:.5}", case.len());
         assert!(cosine > COSINE_INT8_MIN, "{} tokens, {pooling:?}: {cosine}", case.len());
@@ -79,7 +80,8 @@ fn check(name: &str, model: &Arc<CpuModel>, references: &Value, adapter: Adapter
     let mut worst = 0f64;
     for (ids, pooling, expected) in cases(references) {
         let what = format!("{name}, {} tokens, {pooling:?}", ids.len());
-        let alone = Run::alone(adapter).embed(model, KvDtype::F32, &ids, pooling);
+        let mut device = Device::new(model.clone(), 1, KvDtype::F32, 1);
+        let alone = Embed::alone(adapter).run(&mut device.runner, &ids, pooling);
         assert_eq!(alone.len(), expected.len(), "{what}");
         for (ours, expected) in alone.iter().zip(&expected) {
             worst = worst.max((f64::from(*ours) - expected).abs());
@@ -87,61 +89,14 @@ fn check(name: &str, model: &Arc<CpuModel>, references: &Value, adapter: Adapter
         assert!(worst < TOLERANCE_F32, "{what}: {worst:.1e} off the reference");
         for (threads, piece, mates) in [(2, 1, 0), (1, 7, 2), (2, 15, 1), (2, 16, 3), (1, 17, 0), (2, 64, 2)]
         {
-            let run = Run { threads, piece, mates, adapter };
-            let ours = run.embed(model, KvDtype::F32, &ids, pooling);
-            assert!(bits(&ours) == bits(&alone), "{what}: {run:?} differs from the prompt alone");
+            let way = Embed { piece, mates, adapter };
+            let mut device = Device::new(model.clone(), threads, KvDtype::F32, mates + 1);
+            let ours = way.run(&mut device.runner, &ids, pooling);
+            assert!(
+                bits(&ours) == bits(&alone),
+                "{what}: {way:?} in {threads} threads differs from the prompt alone"
+            );
         }
     }
     eprintln!("{name}: embeddings within {worst:.1e}");
-}
-
-fn bits(vector: &[f32]) -> Vec<u32> {
-    vector.iter().map(|x| x.to_bits()).collect()
-}
-
-/// One way to compute a prompt.
-#[derive(Debug)]
-struct Run {
-    threads: usize,
-    /// Tokens of a row.
-    piece: usize,
-    /// Other prompts that are embedded beside it, one token a step.
-    mates: usize,
-    adapter: AdapterSlot,
-}
-
-impl Run {
-    /// On one thread, in one piece.
-    fn alone(adapter: AdapterSlot) -> Self {
-        Self { threads: 1, piece: usize::MAX, mates: 0, adapter }
-    }
-
-    fn embed(&self, model: &Arc<CpuModel>, kv_dtype: KvDtype, ids: &[u32], pooling: Pooling) -> Vec<f32> {
-        let mut device = Device::new(model.clone(), self.threads, kv_dtype, self.mates + 1);
-        let mut slots: Vec<_> = (0..=self.mates).map(|index| slot(index, SamplingParams::greedy())).collect();
-        let (mut context, mut embedding) = (0, None);
-        for (step, piece) in ids.chunks(self.piece.min(ids.len())).enumerate() {
-            let ends = context + piece.len() == ids.len();
-            let want = match pooling {
-                Pooling::Last if !ends => Want::Nothing,
-                _ => Want::Embedding { pooling, ends },
-            };
-            let beside = Want::Embedding { pooling: Pooling::Mean, ends: true };
-            let mut rows: Vec<Row> = (0..self.mates)
-                .map(|mate| row(mate, RowInput::Tokens(vec![(7 * mate + step) as u32 % 300]), step, beside))
-                .collect();
-            let own = row(self.mates, RowInput::Tokens(piece.to_vec()), context, want);
-            rows.insert(self.mates / 2, Row { adapter: self.adapter, ..own });
-            let outputs = device.step(std::mem::take(&mut slots), rows);
-            let own = &outputs[self.mates / 2];
-            assert_eq!(own.embedding.is_some(), ends, "with the prompt's end, and not before");
-            assert!(own.sampled.is_empty() && own.prompt.is_empty(), "nothing is drawn");
-            embedding = own.embedding.clone();
-            context += piece.len();
-        }
-        let embedding = embedding.expect("the last row yields it");
-        let length: f64 = embedding.iter().map(|x| f64::from(*x).powi(2)).sum();
-        assert!((length - 1.0).abs() < 1e-5, "of length 1, not {length}");
-        embedding
-    }
 }

@@ -9,7 +9,8 @@ use thalweg_worker::sampling::SamplingParams;
 
 mod support;
 
-use support::{Device, row, slot};
+use support::Device;
+use support::plans::{row, start};
 
 /// Tokens drawn behind each prompt.
 const OUTPUTS: u32 = 12;
@@ -91,8 +92,8 @@ impl Run {
             logprobs: Some(3),
             ..SamplingParams::greedy()
         };
-        let mut slots: Vec<_> = (0..self.mates).map(|mate| slot(mate, SamplingParams::greedy())).collect();
-        slots.push(slot(self.mates, sampling));
+        let mut slots: Vec<_> = (0..self.mates).map(|mate| start(mate, SamplingParams::greedy())).collect();
+        slots.push(start(self.mates, sampling));
         let mates: Vec<_> = (0..self.mates).map(|mate| tokens(900, 2 + mate as u32, model)).collect();
         let mut collected = RowOutput::default();
         let mut context = 0;

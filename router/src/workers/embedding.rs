@@ -30,8 +30,8 @@ impl Workers {
 /// None of a model's workers makes embeddings.
 pub(crate) fn no_embeddings(model: &str) -> RouterError {
     let message = format!(
-        "no worker of {model} makes embeddings; start one on a CPU (--device cpu), of this version, whose model has a \
-         pooling that is served, or give --pooling-type"
+        "no worker of {model} makes embeddings; start one of this version whose model has a pooling that is served, or \
+         give it --pooling-type"
     );
     RouterError::new(ErrorCode::Unavailable, message)
 }

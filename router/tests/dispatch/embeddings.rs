@@ -94,7 +94,7 @@ async fn workers_without_the_feature_are_not_asked() {
     let old = stage_of(config(), vec![about("w0")], Vec::new()).await;
     let error = spawn(&old, request(&old, v1::Pooling::Last)).await.unwrap().unwrap_err();
     assert_eq!(error.code, ErrorCode::Unavailable);
-    assert!(error.message.contains("--device cpu"), "{error}");
+    assert!(error.message.contains("give it --pooling-type"), "{error}");
     assert!(old.scene.seen().is_empty());
     assert_eq!(read(old.dispatch(2).await.unwrap()).await, (vec![0, 1], Ok(())), "answers are served");
 }

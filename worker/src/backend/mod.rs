@@ -14,8 +14,6 @@ pub mod cuda;
 
 /// A device with the model's weights, a KV cache and slots. A row's result never depends on the other rows of its step.
 pub trait Backend: Send {
-    /// Rows may want their hidden states pooled. Where it is false, `begin` refuses such rows.
-    const EMBEDS: bool;
     /// Number of the model's layers.
     fn layers(&self) -> usize;
     /// Takes a step's metadata and token ids; operations below work on it until `finish`. A refused step has run nothing.

@@ -24,8 +24,6 @@ impl Fake {
 }
 
 impl Backend for Fake {
-    const EMBEDS: bool = true;
-
     fn layers(&self) -> usize {
         2
     }

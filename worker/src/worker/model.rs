@@ -102,7 +102,7 @@ impl SharedModel {
             () if gpus(config)? > 0 => on_gpu(path, config, workers)?,
             () => on_cpu(path, config, workers)?,
         };
-        let embedding = embedding::of(&ready, config)?;
+        let embedding = embedding::of(&ready, config);
         let Ready { loaded, plan, name, bundle, fingerprint, adapters, hardware, weight_bytes, .. } = ready;
         let names = match config.served_model_name.is_empty() {
             true => vec![name],

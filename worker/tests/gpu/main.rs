@@ -10,6 +10,7 @@
 
 mod attention;
 mod clusters;
+mod embeddings;
 mod faults;
 mod few;
 mod gemm;
@@ -18,6 +19,9 @@ mod lora;
 mod memory;
 mod models;
 mod paged;
+#[path = "../support/plans.rs"]
+mod plans;
+mod pool;
 mod rows;
 mod sampling;
 mod shared;

@@ -7,6 +7,7 @@ use thalweg_worker::backend::cpu::kv_block_bytes;
 use thalweg_worker::backend::cuda::{CudaBackend, CudaBackendConfig, CudaError, CudaModel};
 use thalweg_worker::config::WorkerConfig;
 use thalweg_worker::plan::{KV_GROUPS, Row, RowInput, RowOutput, SlotInit, Want};
+use thalweg_worker::pooling::Pooling;
 use thalweg_worker::runner::DeviceRunner;
 use thalweg_worker::sampling::SamplingParams;
 use thalweg_worker::worker::SharedModel;
@@ -46,7 +47,7 @@ fn full(model: &Arc<CudaModel>, config: CudaBackendConfig) -> (CudaBackend, usiz
     (backend, blocks.into_iter().min().expect("two groups") - SLOTS * SLOT_BLOCKS)
 }
 
-/// Prompts in pieces of all sizes, decode steps of all widths, penalties and logprobs.
+/// Prompts in pieces of all sizes, decode steps of all widths, penalties, logprobs and embeddings.
 fn outputs(backend: Result<CudaBackend, CudaError>, first: usize) -> Vec<RowOutput> {
     let mut runner = DeviceRunner::new(backend.unwrap_or_else(|error| panic!("no backend: {error}")));
     let at_end = |mut row: Row| {
@@ -64,6 +65,8 @@ fn outputs(backend: Result<CudaBackend, CudaError>, first: usize) -> Vec<RowOutp
         let tokens = RowInput::Tokens(ids(len, slot as u32, 320));
         let want = match slot {
             3 => Want::PromptLogprobs { top: 5, next: None, output_index: Some(0) },
+            4 => Want::Embedding { pooling: Pooling::Mean, ends: true },
+            5 => Want::Embedding { pooling: Pooling::Last, ends: true },
             _ => Want::Sample { output_index: 0 },
         };
         outputs.extend(run(&mut runner, vec![init], vec![at_end(row(slot, tokens, 0, want))]));

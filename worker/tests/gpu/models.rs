@@ -13,16 +13,15 @@ use thalweg_worker::backend::cuda::{
     CudaBackend, CudaBackendConfig, CudaModel, Gpu, OnFault, PlanSearch, WeightSource,
 };
 use thalweg_worker::plan::{
-    AdapterSlot, BlockId, BlockTable, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepPlan, Want,
+    AdapterSlot, BlockId, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepPlan, Want,
 };
 use thalweg_worker::runner::{DeviceRunner, ModelRunner, Runner};
 use thalweg_worker::sampling::SamplingParams;
 
+pub(crate) use crate::plans::{SLOT_BLOCKS, row, run, start};
 use crate::support::{gpu, libraries, model, workspace};
 
-/// Blocks of each slot: slot i has those from i * this on.
-pub(crate) const SLOT_BLOCKS: usize = 64;
-const FAMILIES: [&str; 6] = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma3"];
+pub(crate) const FAMILIES: [&str; 6] = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma3"];
 
 /// Small, exact, everything on.
 pub(crate) fn config(slots: usize) -> CudaBackendConfig {
@@ -58,7 +57,7 @@ pub(crate) fn runner(model: &Arc<CudaModel>, config: CudaBackendConfig) -> Devic
     DeviceRunner::new(backend.unwrap_or_else(|error| panic!("no backend: {error}")))
 }
 
-fn on_cpu(family: &str, slots: usize) -> ModelRunner {
+pub(crate) fn on_cpu(family: &str, slots: usize) -> ModelRunner {
     let checkpoint = Checkpoint::open(&tiny(family)).expect("a readable checkpoint");
     cpu_runner(CpuModel::load(&checkpoint, 2, Compute::F32).expect("a model that fits"), slots)
 }
@@ -72,24 +71,6 @@ fn cpu_runner(model: Arc<CpuModel>, slots: usize) -> ModelRunner {
         max_tokens_per_step: 512,
     };
     ModelRunner::start(CpuBackend::new(model, config).expect("memory")).expect("a thread")
-}
-
-pub(crate) fn run(runner: &mut impl Runner, slots: Vec<SlotInit>, rows: Vec<Row>) -> Vec<RowOutput> {
-    let step = runner.submit(StepPlan { slots, rows, ..StepPlan::default() }).expect("a plan in order");
-    runner.collect(step).expect("a step that succeeds").rows
-}
-
-pub(crate) fn row(slot: usize, input: RowInput, context: usize, want: Want) -> Row {
-    // Physical blocks run backwards, so that nothing hangs on their order.
-    let blocks = (0..SLOT_BLOCKS).rev().map(|block| BlockId((slot * SLOT_BLOCKS + block) as u32)).collect();
-    let table = BlockTable { first: 0, blocks };
-    let (slot, adapter) = (SlotId(slot as u32), AdapterSlot::BASE);
-    Row { slot, adapter, input, context: context as u32, tables: [table.clone(), table], want }
-}
-
-pub(crate) fn start(slot: usize, sampling: SamplingParams) -> SlotInit {
-    let (prompt, output) = (Arc::from([]), Vec::new());
-    SlotInit { slot: SlotId(slot as u32), sampling: Arc::new(sampling), choice: 0, prompt, output }
 }
 
 pub(crate) fn with_logprobs() -> SamplingParams {

@@ -8,7 +8,7 @@ use thalweg_worker::backend::cuda::kernels::QkvArgs;
 use crate::support::{Array, Bench, KV_DTYPES, close, halves, numbers, stored, wide};
 
 const TOKENS: [usize; 5] = [1, 7, 64, 65, 257];
-const EPSILON: f32 = 1e-5;
+pub(crate) const EPSILON: f32 = 1e-5;
 
 fn counts(bench: &Bench, tokens: usize, logit_rows: usize) -> Array {
     let mut counts = [0i32; COUNTS];
@@ -16,7 +16,8 @@ fn counts(bench: &Bench, tokens: usize, logit_rows: usize) -> Array {
     bench.put(&counts)
 }
 
-fn normed(x: &[f32], weight: &[u16]) -> Vec<f64> {
+/// A row's norm, in f64.
+pub(crate) fn normed(x: &[f32], weight: &[u16]) -> Vec<f64> {
     let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len() as f64;
     let factor = 1.0 / (mean + f64::from(EPSILON)).sqrt();
     x.iter().zip(weight).map(|(x, w)| f64::from(*x) * factor * wide(*w)).collect()

@@ -1,4 +1,4 @@
-//! The same answer on a GPU with --deterministic: to the bit that of the sequence alone. Needs a GPU; `make test-gpu` runs it.
+//! The same answer on a GPU with --deterministic, embeddings included: to the bit that of the sequence alone. Needs a GPU; `make test-gpu` runs it.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -86,6 +86,7 @@ fn check(subject: &Subject, max_model_len: usize, requests: usize, seeds: std::o
         let runner = subject.runner(&config, max_model_len, if rng.random_bool(0.3) { 2 } else { 0 });
         let mut source = RequestSource::new(&mut rng, oracle.clone(), max_model_len);
         source.samplings = samplings();
+        source.embeds = true;
         let mut simulation = Simulation::new(config, runner, oracle.clone());
         drive(&mut rng, &mut simulation, &mut source, requests);
         assert_eq!(simulation.scheduler.violations(), 0);

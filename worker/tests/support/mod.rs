@@ -10,11 +10,13 @@ use thalweg_model::adapter::Adapter;
 use thalweg_model::checkpoint::Checkpoint;
 use thalweg_worker::backend::cpu::linear::Compute;
 use thalweg_worker::backend::cpu::{CpuBackend, CpuBackendConfig, CpuModel, KvDtype};
-use thalweg_worker::plan::{
-    AdapterSlot, BlockId, BlockTable, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepPlan, Want,
-};
-use thalweg_worker::runner::{ModelRunner, Runner};
+use thalweg_worker::plan::{AdapterSlot, Logprobs, Row, RowInput, RowOutput, SlotInit, Want};
+use thalweg_worker::runner::ModelRunner;
 use thalweg_worker::sampling::SamplingParams;
+
+pub(crate) mod plans;
+
+use plans::{SLOT_BLOCKS, row, run, start};
 
 /// A folder of the workspace.
 pub(crate) fn workspace(path: &str) -> PathBuf {
@@ -61,13 +63,11 @@ pub(crate) fn load_adapted(family: &str, compute: Compute) -> Arc<CpuModel> {
     CpuModel::load_with(&checkpoint, &adapters, 2, compute).expect("a model that fits")
 }
 
-/// Blocks of each slot: slot i has those from i * this on.
-pub(crate) const SLOT_BLOCKS: usize = 64;
 const STEP_TOKENS: usize = 512;
 
 /// A backend behind its runner.
 pub(crate) struct Device {
-    runner: ModelRunner,
+    pub(crate) runner: ModelRunner,
 }
 
 impl Device {
@@ -85,25 +85,8 @@ impl Device {
 
     /// Runs one step.
     pub(crate) fn step(&mut self, slots: Vec<SlotInit>, rows: Vec<Row>) -> Vec<RowOutput> {
-        let step =
-            self.runner.submit(StepPlan { slots, rows, ..StepPlan::default() }).expect("a plan in order");
-        self.runner.collect(step).expect("a step that succeeds").rows
+        run(&mut self.runner, slots, rows)
     }
-}
-
-/// A row of the sequence in a slot.
-pub(crate) fn row(slot: usize, input: RowInput, context: usize, want: Want) -> Row {
-    // Physical blocks run backwards, so that nothing hangs on their order.
-    let blocks = (0..SLOT_BLOCKS).rev().map(|block| BlockId((slot * SLOT_BLOCKS + block) as u32)).collect();
-    let table = BlockTable { first: 0, blocks };
-    let (slot, adapter) = (SlotId(slot as u32), AdapterSlot::BASE);
-    Row { slot, adapter, input, context: context as u32, tables: [table.clone(), table], want }
-}
-
-/// A slot for a new sequence.
-pub(crate) fn slot(slot: usize, sampling: SamplingParams) -> SlotInit {
-    let (prompt, output) = (Arc::from([]), Vec::new());
-    SlotInit { slot: SlotId(slot as u32), sampling: Arc::new(sampling), choice: 0, prompt, output }
 }
 
 /// One sequence on a device of its own.
@@ -142,7 +125,7 @@ impl Sequence {
     }
 
     fn step(&mut self, tokens: &[u32], want: Want) -> Vec<Logprobs> {
-        let slots = if self.context == 0 { vec![slot(0, SamplingParams::greedy())] } else { Vec::new() };
+        let slots = if self.context == 0 { vec![start(0, SamplingParams::greedy())] } else { Vec::new() };
         let row = row(0, RowInput::Tokens(tokens.to_vec()), self.context, want);
         let row = Row { adapter: self.adapter, ..row };
         self.context += tokens.len();

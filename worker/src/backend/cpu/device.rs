@@ -110,8 +110,6 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
-    const EMBEDS: bool = true;
-
     fn layers(&self) -> usize {
         self.model.layers.len()
     }

@@ -12,6 +12,7 @@ pub const N_WHOLE: usize = 6;
 pub const N_SLOT_INITS: usize = 8;
 pub const N_DECODE: usize = 9;
 pub const N_SHARED: usize = 11;
+pub const N_POOLED: usize = 13;
 
 /// Ids with a bias that a slot holds.
 pub const BIAS_MAX: usize = 1024;
@@ -103,6 +104,20 @@ pub struct LogitRow {
     pub mask: i32,
 }
 
+/// Tokens whose hidden states are added up.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PooledRow {
+    /// First of them in the step.
+    pub start: i32,
+    pub len: i32,
+    pub slot: i32,
+    /// 1: they are added to the sum that the slot keeps; 0: to nothing.
+    pub goes_on: i32,
+    /// Which of the step's vectors the sum becomes; -1: the slot keeps it.
+    pub vector: i32,
+}
+
 /// How a slot draws.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -165,7 +180,7 @@ const _: () = {
     assert!(size_of::<RowMeta>() == 32 && size_of::<AttnItem>() == 16 && size_of::<MergeItem>() == 16);
     assert!(size_of::<LogitRow>() == 24 && size_of::<SlotParams>() == 64 && size_of::<SlotStart>() == 96);
     assert!(size_of::<DecodeItem>() == 32 && size_of::<SharedItem>() == 24);
-    assert!(size_of::<Bias>() == 8 && size_of::<Sampled>() == 184);
+    assert!(size_of::<PooledRow>() == 20 && size_of::<Bias>() == 8 && size_of::<Sampled>() == 184);
 };
 
 // SAFETY: numbers, and structs of them whose sizes are the sums of their fields', as asserted above.
@@ -194,6 +209,8 @@ unsafe impl Plain for SharedItem {}
 unsafe impl Plain for MergeItem {}
 // SAFETY: as above.
 unsafe impl Plain for LogitRow {}
+// SAFETY: as above.
+unsafe impl Plain for PooledRow {}
 // SAFETY: as above.
 unsafe impl Plain for SlotStart {}
 // SAFETY: as above.

@@ -24,6 +24,7 @@ pub(super) struct Buffers {
     pub(super) squares: Address,
     pub(super) last: Address,
     pub(super) logits: Address,
+    pub(super) scales: Address,
     pub(super) partial_o: Address,
     pub(super) partial_ml: Address,
     pub(super) slot_params: Address,
@@ -31,6 +32,7 @@ pub(super) struct Buffers {
     pub(super) slot_ends: Address,
     pub(super) last_token: Address,
     pub(super) seen: Address,
+    pub(super) sums: Address,
     /// Zero between steps.
     pub(super) tickets: Address,
 }
@@ -44,7 +46,7 @@ impl Buffers {
     ) -> Result<Self, CudaError> {
         let (sums, weights) = partial_bytes(model);
         let partials = partials(model, config) as u64;
-        let slots = slot_bytes(model.vocab_size).map(|bytes| bytes * config.max_slots as u64);
+        let slots = slot_bytes(model).map(|bytes| bytes * config.max_slots as u64);
         let mut sizes = ActivationBytes::of(model, config).all().to_vec();
         sizes.extend([partials * sums, partials * weights]);
         sizes.extend(slots);
@@ -71,6 +73,7 @@ impl Buffers {
             squares: take(),
             last: take(),
             logits: take(),
+            scales: take(),
             partial_o: take(),
             partial_ml: take(),
             slot_params: take(),
@@ -78,6 +81,7 @@ impl Buffers {
             slot_ends: take(),
             last_token: take(),
             seen: take(),
+            sums: take(),
             tickets: take(),
             _memory: memory,
         })

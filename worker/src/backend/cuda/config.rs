@@ -141,17 +141,23 @@ pub fn buffer_bytes(model: &ModelConfig, config: &CudaBackendConfig) -> u64 {
     let activations: u64 = ActivationBytes::of(model, config).all().iter().sum();
     let (sums, weights) = partial_bytes(model);
     let partials = partials(model, config) as u64 * (sums + weights);
-    let slots = config.max_slots as u64 * slot_bytes(model.vocab_size).iter().sum::<u64>();
+    let slots = config.max_slots as u64 * slot_bytes(model).iter().sum::<u64>();
     let rope = rope_bytes(model, config.max_model_len);
     let step = super::layout::step_bytes(config) as u64;
-    let results = (config.max_tokens_per_step * size_of::<Sampled>()) as u64;
+    let results = (config.max_tokens_per_step * size_of::<Sampled>()) as u64 + vector_bytes(model, config);
     let masks = super::masks::mask_bytes(model.vocab_size, config.max_slots);
     activations + partials + slots + masks + rope + step + results + WORKSPACE_BYTES
 }
 
-/// Parameters, biases, end ids, last token and counts of one slot.
-pub(super) fn slot_bytes(vocab: usize) -> [u64; 5] {
-    [size_of::<SlotParams>(), 8 * BIAS_MAX, 4 * END_IDS_MAX, 4, 4 * vocab].map(|bytes| bytes as u64)
+/// Parameters, biases, end ids, last token, counts and sum of hidden states of one slot.
+pub(super) fn slot_bytes(model: &ModelConfig) -> [u64; 6] {
+    let (counts, sum) = (4 * model.vocab_size, 4 * model.hidden_size);
+    [size_of::<SlotParams>(), 8 * BIAS_MAX, 4 * END_IDS_MAX, 4, counts, sum].map(|bytes| bytes as u64)
+}
+
+/// Bytes of vectors of pooled hidden states, of as many rows as a step has at most.
+pub(super) fn vector_bytes(model: &ModelConfig, config: &CudaBackendConfig) -> u64 {
+    (config.max_slots * model.hidden_size * 4) as u64
 }
 
 /// Bytes of cosines and sines of every position, for each kind of layer that there is.
@@ -178,6 +184,8 @@ pub(super) struct ActivationBytes {
     /// Normed rows of one pass of logits.
     pub(super) last: u64,
     pub(super) logits: u64,
+    /// What norms scale tokens by whose hidden states are pooled.
+    pub(super) scales: u64,
 }
 
 impl ActivationBytes {
@@ -198,12 +206,15 @@ impl ActivationBytes {
             squares: (CLUSTER_ROWS * widths.hidden.div_ceil(CLUSTER_TILE) * 4) as u64,
             last: (rows * widths.hidden * 2) as u64,
             logits: rows as u64 * model.vocab_size as u64 * 4,
+            scales: by_token(1, 4),
         }
     }
 
-    pub(super) fn all(&self) -> [u64; 11] {
+    pub(super) fn all(&self) -> [u64; 12] {
         let Self { residual, normed, qkv, attended, gate_up, activated, projected, .. } = *self;
-        let Self { narrowed, squares, last, logits, .. } = *self;
-        [residual, normed, qkv, attended, gate_up, activated, projected, narrowed, squares, last, logits]
+        let Self { narrowed, squares, last, logits, scales, .. } = *self;
+        [
+            residual, normed, qkv, attended, gate_up, activated, projected, narrowed, squares, last, logits, scales,
+        ]
     }
 }

@@ -110,7 +110,7 @@ impl CudaBackend {
             in_flight: VecDeque::new(),
             kernels,
             blas,
-            staging: Staging::new(&gpu, &config, partials)?,
+            staging: Staging::new(&gpu, &shape, &config, partials)?,
             masks: Masks::new(&gpu, shape.vocab_size, config.max_slots)?,
             buffers: Buffers::new(&stream, &shape, &config)?,
             kv: KvCache::reserve(&gpu, &shape, config.kv_dtype)?,
@@ -213,8 +213,6 @@ impl Drop for CudaBackend {
 }
 
 impl Backend for CudaBackend {
-    const EMBEDS: bool = false;
-
     fn layers(&self) -> usize {
         self.model.config().num_layers()
     }
@@ -324,8 +322,9 @@ impl Backend for CudaBackend {
         self.attempt(|device| device.gate_up(layer));
     }
 
-    /// No step gets here: `Step::load` refuses rows that are to be pooled.
-    fn pool(&mut self) {}
+    fn pool(&mut self) {
+        self.attempt(Self::pool_rows);
+    }
 
     fn logit_passes(&self) -> usize {
         self.shape.passes

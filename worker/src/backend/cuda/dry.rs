@@ -73,6 +73,9 @@ impl DryRunner {
 impl Runner for DryRunner {
     fn submit(&mut self, plan: StepPlan) -> Result<StepId, BackendError> {
         self.step.load(&plan, &mut self.slots, &self.limits).map_err(failure)?;
+        if !self.step.pooled.is_empty() {
+            return Err(failure("no embeddings".into()));
+        }
         let slots = load_slots(&plan.slots, self.limits.vocab);
         let mut shape = StepShape::of(&self.step, usize::MAX);
         shape.capacities.tables = self.step.tables.len();

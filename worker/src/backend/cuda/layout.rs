@@ -1,8 +1,8 @@
 //! Where everything of a step stands in its buffer: one copy carries it to the GPU.
 
 use super::abi::{
-    AttnItem, BIAS_MAX, Bias, CHUNK_TOKENS, COUNTS, DecodeItem, END_IDS_MAX, LogitRow, MergeItem, RowMeta,
-    SharedItem, SlotStart,
+    AttnItem, BIAS_MAX, Bias, CHUNK_TOKENS, COUNTS, DecodeItem, END_IDS_MAX, LogitRow, MergeItem, PooledRow,
+    RowMeta, SharedItem, SlotStart,
 };
 use super::config::CudaBackendConfig;
 use crate::backend::cpu::BLOCK_TOKENS;
@@ -14,6 +14,7 @@ pub(super) struct Capacities {
     pub(super) tokens: usize,
     pub(super) rows: usize,
     pub(super) logit_rows: usize,
+    pub(super) pooled: usize,
     pub(super) split: [usize; KV_GROUPS],
     pub(super) decode: [usize; KV_GROUPS],
     pub(super) shared: [usize; KV_GROUPS],
@@ -42,6 +43,7 @@ pub(super) struct Layout {
     pub(super) places: [u64; KV_GROUPS],
     pub(super) rows: u64,
     pub(super) logit_rows: u64,
+    pub(super) pooled: u64,
     pub(super) split: [u64; KV_GROUPS],
     pub(super) decode: [u64; KV_GROUPS],
     pub(super) shared: [u64; KV_GROUPS],
@@ -72,6 +74,7 @@ impl Layout {
             places: [0; KV_GROUPS].map(|_| take(c.tokens, 4)),
             rows: take(c.rows, size_of::<RowMeta>()),
             logit_rows: take(c.logit_rows, size_of::<LogitRow>()),
+            pooled: take(c.pooled, size_of::<PooledRow>()),
             split: c.split.map(|count| take(count, size_of::<AttnItem>())),
             decode: c.decode.map(|count| take(count, size_of::<DecodeItem>())),
             shared: c.shared.map(|count| take(count, size_of::<SharedItem>())),
@@ -128,6 +131,7 @@ pub(super) fn largest(config: &CudaBackendConfig, partials: usize) -> Capacities
         tokens,
         rows: config.max_slots,
         logit_rows: tokens,
+        pooled: config.max_slots,
         split: [split_max(tokens, partials, config.max_model_len); KV_GROUPS],
         decode: [decode_max(config.max_slots, partials); KV_GROUPS],
         // Each has a partial result at least.
@@ -156,6 +160,7 @@ mod tests {
             tokens: 3,
             rows: 1,
             logit_rows: 1,
+            pooled: 2,
             split: [2, 0],
             decode: [0, 0],
             shared: [1, 0],
@@ -166,10 +171,10 @@ mod tests {
         });
         assert_eq!((layout.counts, layout.token_src, layout.positions), (0, 64, 80));
         assert_eq!((layout.places, layout.rows, layout.logit_rows), ([96, 112], 128, 160));
-        assert_eq!((layout.split, layout.decode, layout.shared), ([192, 224], [224, 224], [224, 256]));
-        assert_eq!((layout.merge, layout.whole), ([256, 272], [272, 288]));
-        assert_eq!((layout.tables, layout.starts, layout.start_tokens), (304, 336, 432));
-        assert_eq!((layout.start_bias, layout.start_ends, layout.bytes), (464, 480, 496));
+        assert_eq!((layout.pooled, layout.split, layout.decode), (192, [240, 272], [272, 272]));
+        assert_eq!((layout.shared, layout.merge, layout.whole), ([272, 304], [304, 320], [320, 336]));
+        assert_eq!((layout.tables, layout.starts, layout.start_tokens), (352, 384, 480));
+        assert_eq!((layout.start_bias, layout.start_ends, layout.bytes), (512, 528, 544));
     }
 
     #[test]

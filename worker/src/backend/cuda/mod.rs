@@ -26,6 +26,7 @@ mod narrow;
 mod ops;
 mod plan;
 mod plan_cache;
+mod pooled;
 mod prefix;
 mod prepare;
 mod record;

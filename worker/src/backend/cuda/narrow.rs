@@ -8,9 +8,10 @@ use super::error::CudaError;
 use super::layout::Capacities;
 use super::memory::Address;
 
-/// Whether a step has so much fewer logit rows than tokens that it pays, and `room` for them.
+/// Whether a step has so much fewer logit rows than tokens that it pays, and `room` for them. Hidden states that are pooled are wanted of
+/// every token.
 pub(super) fn narrows(capacities: &Capacities, room: usize) -> bool {
-    capacities.logit_rows < capacities.tokens && capacities.logit_rows <= room
+    capacities.pooled == 0 && capacities.logit_rows < capacities.tokens && capacities.logit_rows <= room
 }
 
 impl CudaBackend {
@@ -59,12 +60,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prompts_are_narrowed_and_decode_steps_are_not() {
+    fn prompts_are_narrowed_and_decode_or_pooled_steps_are_not() {
         let step = |tokens, logit_rows| Capacities { tokens, logit_rows, ..Capacities::default() };
         assert!(narrows(&step(8192, 4), 256));
         assert!(narrows(&step(8192, 0), 256));
         assert!(narrows(&step(512, 256), 256));
         assert!(!narrows(&step(512, 257), 256));
         assert!(!narrows(&step(256, 256), 256));
+        assert!(!narrows(&Capacities { pooled: 1, ..step(8192, 4) }, 256));
     }
 }

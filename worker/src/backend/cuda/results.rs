@@ -1,8 +1,9 @@
 //! What the rows of a step yielded, from the results as the GPU has written them. Pure: no GPU is needed.
 
-use super::abi::{Sampled, read_at};
+use super::abi::{Sampled, bytes_of_mut, read_at};
 use super::step::Wanted;
 use crate::plan::{Logprobs, RowOutput};
+use crate::pooling::normalise;
 
 /// Outputs of so many rows, from one result for each of `wanted`.
 pub(super) fn outputs(rows: usize, wanted: &[Wanted], results: &[u8]) -> Vec<RowOutput> {
@@ -14,6 +15,19 @@ pub(super) fn outputs(rows: usize, wanted: &[Wanted], results: &[u8]) -> Vec<Row
         outputs[wanted.row].sampled.extend(sampled(wanted, &result));
     }
     outputs
+}
+
+/// Vectors of pooled states, `[vector][width]`, to the rows that they are for. The direction of a sum is that of the mean.
+pub(super) fn embed(outputs: &mut [RowOutput], embedded: &[usize], vectors: &[u8]) {
+    if embedded.is_empty() {
+        return;
+    }
+    for (row, bytes) in embedded.iter().zip(vectors.chunks_exact(vectors.len() / embedded.len())) {
+        let mut vector = vec![0.0; bytes.len() / size_of::<f32>()];
+        bytes_of_mut(&mut vector).copy_from_slice(bytes);
+        normalise(&mut vector);
+        outputs[*row].embedding = Some(vector);
+    }
 }
 
 fn prompt_logprobs(wanted: &Wanted, result: &Sampled) -> Option<Logprobs> {
@@ -71,5 +85,15 @@ mod tests {
             "{bare:?}"
         );
         assert_eq!((&outputs[0], &outputs[3]), (&RowOutput::default(), &RowOutput::default()));
+    }
+
+    #[test]
+    fn vectors_go_to_their_rows_at_length_1() {
+        let mut outputs = vec![RowOutput::default(); 4];
+        embed(&mut outputs, &[1, 3], bytes_of(&[3f32, -4.0, 0.0, 0.25]));
+        let embeddings: Vec<_> = outputs.iter().map(|row| row.embedding.as_deref()).collect();
+        assert_eq!(embeddings, [None, Some(&[0.6, -0.8][..]), None, Some(&[0.0, 1.0])]);
+        embed(&mut outputs[..1], &[], &[]);
+        assert_eq!(outputs[0], RowOutput::default());
     }
 }

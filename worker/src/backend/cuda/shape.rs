@@ -54,6 +54,7 @@ impl StepShape {
             tokens: step.token_src.len(),
             rows: step.rows.len(),
             logit_rows: step.logit_rows.len(),
+            pooled: step.pooled.len(),
             split: items.map(|items| items.split.len()),
             decode: items.map(|items| items.decode.len()),
             shared: items.map(|items| items.shared.len()),
@@ -73,6 +74,7 @@ impl StepShape {
             && own.tokens <= room.tokens
             && own.rows <= room.rows
             && own.logit_rows <= room.logit_rows
+            && own.pooled <= room.pooled
             && below(own.split, room.split)
             && below(own.decode, room.decode)
             && below(own.shared, room.shared)
@@ -184,6 +186,10 @@ mod tests {
         check(500, (2, 8), 60, Some(Bucket::Mixed(512)));
         check(500, (0, 8), 65, None);
         check(513, (0, 8), 1, None);
+        // Hidden states are pooled outside of recorded steps.
+        let pooled = Capacities { tokens: 9, rows: 1, pooled: 1, whole: [1, 0], ..Capacities::default() };
+        let (own, limits_of) = (StepShape { capacities: pooled, passes: 0 }, limits(None));
+        assert!(Bucket::all(&limits_of).into_iter().all(|bucket| !own.fits(&bucket.shape(&limits_of))));
         // Where rows never share, no graph is there for it.
         let sharing = |limits: &BucketLimits| {
             let all = Bucket::all(limits).into_iter();

@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
+use thalweg_model::config::ModelConfig;
+
 use super::abi::{
-    COUNTS, N_DECODE, N_LOGIT_ROWS, N_MERGE, N_SHARED, N_SLOT_INITS, N_SPLIT, N_TOKENS, N_WHOLE, Plain,
-    bytes_of,
+    COUNTS, N_DECODE, N_LOGIT_ROWS, N_MERGE, N_POOLED, N_SHARED, N_SLOT_INITS, N_SPLIT, N_TOKENS, N_WHOLE,
+    Plain, bytes_of,
 };
 use super::buffers::result_bytes;
-use super::config::CudaBackendConfig;
+use super::config::{CudaBackendConfig, vector_bytes};
 use super::context::{Event, Gpu, Stream};
 use super::error::CudaError;
 use super::layout::{Layout, largest};
@@ -22,6 +24,9 @@ use crate::runner::STEPS_IN_FLIGHT_MAX;
 pub(super) struct Staging {
     step: DeviceMemory,
     results: DeviceMemory,
+    vectors: DeviceMemory,
+    /// Bytes of one of them.
+    vector_bytes: usize,
     sides: [Side; STEPS_IN_FLIGHT_MAX],
     /// Side of the step in work.
     current: usize,
@@ -32,6 +37,7 @@ pub(super) struct Staging {
 struct Side {
     step: Pinned,
     results: Pinned,
+    vectors: Pinned,
     begun: Event,
     ended: Event,
 }
@@ -41,21 +47,25 @@ struct Side {
 pub(super) struct InFlight {
     side: usize,
     pub(super) wanted: Vec<Wanted>,
+    pub(super) embedded: Vec<usize>,
     pub(super) rows: usize,
 }
 
 impl Staging {
     pub(super) fn new(
         gpu: &Arc<Gpu>,
+        model: &ModelConfig,
         config: &CudaBackendConfig,
         partials: usize,
     ) -> Result<Self, CudaError> {
         let bytes = Layout::new(&largest(config, partials)).bytes;
         let results = result_bytes(config.max_tokens_per_step);
+        let vectors = vector_bytes(model, config);
         let side = || {
             Ok::<_, CudaError>(Side {
                 step: Pinned::new(gpu, bytes as usize)?,
                 results: Pinned::new(gpu, results)?,
+                vectors: Pinned::new(gpu, vectors as usize)?,
                 begun: Event::new(gpu)?,
                 ended: Event::new(gpu)?,
             })
@@ -63,6 +73,8 @@ impl Staging {
         Ok(Self {
             step: DeviceMemory::new(gpu, bytes, "steps")?,
             results: DeviceMemory::new(gpu, results as u64, "results")?,
+            vectors: DeviceMemory::new(gpu, vectors, "embeddings")?,
+            vector_bytes: 4 * model.hidden_size,
             sides: [side()?, side()?],
             current: 0,
         })
@@ -76,6 +88,11 @@ impl Staging {
     /// Where results stand on the GPU.
     pub(super) fn results(&self) -> Address {
         self.results.address()
+    }
+
+    /// Where vectors of pooled states stand on the GPU.
+    pub(super) fn vectors(&self) -> Address {
+        self.vectors.address()
     }
 
     /// Marks where the step in work begins.
@@ -102,17 +119,14 @@ impl Staging {
         stream.synchronize()
     }
 
-    /// Enqueues the copy of so many results; the step in work is in flight then.
-    pub(super) fn end(
-        &mut self,
-        stream: &Stream,
-        wanted: Vec<Wanted>,
-        rows: usize,
-    ) -> Result<InFlight, CudaError> {
+    /// Enqueues the copy of the step's results; it is in flight then.
+    pub(super) fn end(&mut self, stream: &Stream, step: &mut Step) -> Result<InFlight, CudaError> {
+        let (wanted, embedded) = (std::mem::take(&mut step.wanted), std::mem::take(&mut step.embedded));
         let side = &mut self.sides[self.current];
         self.results.copy_to(stream, 0, &mut side.results[..result_bytes(wanted.len())])?;
+        self.vectors.copy_to(stream, 0, &mut side.vectors[..self.vector_bytes * embedded.len()])?;
         side.ended.record(stream)?;
-        let in_flight = InFlight { side: self.current, wanted, rows };
+        let in_flight = InFlight { side: self.current, wanted, embedded, rows: step.rows.len() };
         self.current = (self.current + 1) % STEPS_IN_FLIGHT_MAX;
         Ok(in_flight)
     }
@@ -128,6 +142,11 @@ impl Staging {
     pub(super) fn results_of(&self, step: &InFlight) -> &[u8] {
         &self.sides[step.side].results
     }
+
+    /// Its vectors of pooled states.
+    pub(super) fn vectors_of(&self, step: &InFlight) -> &[u8] {
+        &self.sides[step.side].vectors[..self.vector_bytes * step.embedded.len()]
+    }
 }
 
 /// Writes a step, with these new slots, as the kernels read it.
@@ -137,6 +156,7 @@ pub(super) fn fill(to: &mut [u8], layout: &Layout, step: &Step, slots: &SlotArra
     put(to, layout.positions, &step.positions);
     put(to, layout.rows, &step.rows);
     put(to, layout.logit_rows, &step.logit_rows);
+    put(to, layout.pooled, &step.pooled);
     put(to, layout.tables, &step.tables);
     for (group, items) in step.items.iter().enumerate() {
         put(to, layout.places[group], &step.places[group]);
@@ -161,6 +181,7 @@ fn counts(step: &Step, slots: &SlotArrays) -> [i32; COUNTS] {
     let mut counts = [0; COUNTS];
     counts[N_TOKENS] = step.token_src.len() as i32;
     counts[N_LOGIT_ROWS] = step.logit_rows.len() as i32;
+    counts[N_POOLED] = step.pooled.len() as i32;
     counts[N_SLOT_INITS] = slots.starts.len() as i32;
     for (group, items) in step.items.iter().enumerate() {
         counts[N_SPLIT + group] = items.split.len() as i32;

@@ -1,10 +1,11 @@
 //! A step's plan, checked and flattened to what the kernels read. Pure: no GPU is needed.
 
-use super::abi::{LogitRow, RowMeta, TOP_MAX};
+use super::abi::{LogitRow, PooledRow, RowMeta, TOP_MAX};
 use super::items::Items;
 use super::slots::{SlotArrays, SlotState, index_of};
 use crate::backend::cpu::BLOCK_TOKENS;
 use crate::plan::{BlockTable, KV_GROUPS, Row, RowInput, SlotInit, StepPlan, Want};
+use crate::pooling::Pooling;
 
 /// Arrays of the step in work, kept from step to step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,10 +16,13 @@ pub(super) struct Step {
     pub(super) places: [Vec<i32>; KV_GROUPS],
     pub(super) rows: Vec<RowMeta>,
     pub(super) logit_rows: Vec<LogitRow>,
+    pub(super) pooled: Vec<PooledRow>,
     pub(super) items: [Items; KV_GROUPS],
     pub(super) tables: Vec<i32>,
     /// What becomes of each logit row's result.
     pub(super) wanted: Vec<Wanted>,
+    /// Row of the plan that each vector of pooled states goes to.
+    pub(super) embedded: Vec<usize>,
     /// Masks that it waits for.
     pub(super) masks: usize,
     /// Slots as they were before, for a step that is refused.
@@ -104,8 +108,10 @@ impl Step {
         self.places.iter_mut().for_each(Vec::clear);
         self.rows.clear();
         self.logit_rows.clear();
+        self.pooled.clear();
         self.tables.clear();
         self.wanted.clear();
+        self.embedded.clear();
         self.masks = 0;
         self.items.iter_mut().for_each(Items::clear);
     }
@@ -235,7 +241,7 @@ impl Step {
         let last = start + len - 1;
         match want {
             Want::Nothing => {}
-            Want::Embedding { .. } => return Err("GPUs pool no hidden states".into()),
+            Want::Embedding { pooling, ends } => self.push_pooled(slot, (start, len), pooling, ends),
             Want::Sample { output_index } => {
                 self.push_wanted(
                     slot,
@@ -258,6 +264,25 @@ impl Step {
             }
         }
         Ok(())
+    }
+
+    /// A last token's state is a sum of one. Of a row that does not end its prompt it is nobody's.
+    fn push_pooled(&mut self, slot: usize, (start, len): (usize, usize), pooling: Pooling, ends: bool) {
+        let row = self.rows.len() - 1;
+        let (start, len, goes_on) = match pooling {
+            Pooling::Last if !ends => return,
+            Pooling::Last => (start + len - 1, 1, false),
+            Pooling::Mean => (start, len, self.rows[row].context > 0),
+        };
+        let vector = if ends { self.embedded.len() as i32 } else { -1 };
+        self.pooled.push(PooledRow {
+            start: start as i32,
+            len: len as i32,
+            slot: slot as i32,
+            goes_on: i32::from(goes_on),
+            vector,
+        });
+        self.embedded.extend(ends.then_some(row));
     }
 
     fn push_wanted(

@@ -98,6 +98,27 @@ fn prompt_logprobs_and_a_sample() {
     assert!(slots[0].has_last);
 }
 
+#[test]
+fn hidden_states_are_added_up_where_they_are_wanted() {
+    let embedding = |pooling, ends| Want::Embedding { pooling, ends };
+    let (last, mean) = (Pooling::Last, Pooling::Mean);
+    let rows = vec![
+        row(0, tokens(5), 0, Some(20), embedding(mean, false)),
+        row(1, tokens(1), 9, Some(20), Want::Nothing),
+        row(2, tokens(7), 40, Some(20), embedding(mean, true)),
+        row(3, tokens(4), 17, Some(20), embedding(last, true)),
+    ];
+    let pooled = |start, len, slot, goes_on, vector| PooledRow { start, len, slot, goes_on, vector };
+    let check = |rows: Vec<Row>, expected: &[PooledRow], embedded: &[usize]| {
+        let (step, slots) = loaded(&StepPlan { rows, ..StepPlan::default() }, &limits()).unwrap();
+        assert_eq!((&step.pooled[..], &step.embedded[..]), (expected, embedded));
+        assert!(step.logit_rows.is_empty() && slots.iter().all(|slot| !slot.has_last), "nothing is drawn");
+    };
+    check(rows, &[pooled(0, 5, 0, 0, -1), pooled(6, 7, 2, 1, 0), pooled(16, 1, 3, 0, 1)], &[2, 3]);
+    check(vec![row(1, tokens(3), 0, None, embedding(last, false))], &[], &[]);
+    check(vec![row(1, tokens(3), 0, None, embedding(mean, true))], &[pooled(0, 3, 1, 0, 0)], &[0]);
+}
+
 fn item(row: i32, q_start: i32, chunk: i32, partial: i32) -> AttnItem {
     AttnItem { row, q_start, chunk, partial }
 }
@@ -206,8 +227,6 @@ fn broken_plans_are_refused_and_change_nothing() {
     check(&|p| p.slots[0].slot = SlotId(7), "slot 7 of 4");
     let want = Want::PromptLogprobs { top: 21, next: None, output_index: None };
     check(&|p| p.rows[0].want = want, "21 alternatives wanted, 20 are kept");
-    let embedding = Want::Embedding { pooling: Pooling::Mean, ends: true };
-    check(&|p| p.rows[0].want = embedding, "GPUs pool no hidden states");
     check(&|p| p.rows = vec![p.rows[0].clone(); 22], "66 tokens in a step, room for 64");
     let many = SamplingParams { end_ids: vec![1; 300], ..SamplingParams::greedy() };
     check(&|p| p.slots[0].sampling = Arc::new(many.clone()), "300 end ids");

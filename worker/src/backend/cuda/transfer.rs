@@ -7,7 +7,7 @@ use super::kernels::SlotsArgs;
 use super::launch::Launcher;
 use super::layout::{Capacities, Layout, SlotCapacities};
 use super::memory::DeviceMemory;
-use super::results::outputs;
+use super::results::{embed, outputs};
 use super::slots::SlotArrays;
 use super::step::{Step, load_slots, slot_pieces};
 use crate::plan::{BlockId, SlotInit, StepOutput, StepPlan};
@@ -39,8 +39,7 @@ impl CudaBackend {
 
     /// Enqueues the results' copy; the step is in flight from then on.
     pub(super) fn enqueue_results(&mut self) -> Result<(), CudaError> {
-        let wanted = std::mem::take(&mut self.step.wanted);
-        let step = self.staging.end(&self.stream, wanted, self.step.rows.len())?;
+        let step = self.staging.end(&self.stream, &mut self.step)?;
         self.in_flight.push_back(step);
         Ok(())
     }
@@ -50,7 +49,8 @@ impl CudaBackend {
         self.gpu.bind()?;
         let Some(step) = self.in_flight.pop_front() else { return Ok(StepOutput::default()) };
         let seconds = self.staging.wait(&step, self.config.step_timeout)?;
-        let rows = outputs(step.rows, &step.wanted, self.staging.results_of(&step));
+        let mut rows = outputs(step.rows, &step.wanted, self.staging.results_of(&step));
+        embed(&mut rows, &step.embedded, self.staging.vectors_of(&step));
         Ok(StepOutput { rows, seconds })
     }
 

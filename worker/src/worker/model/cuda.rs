@@ -73,6 +73,13 @@ impl Opened {
         })
     }
 
+    fn pooling(&self) -> Result<PoolingSetting, StartError> {
+        Ok(match self {
+            Self::Checkpoint(checkpoint) => checkpoint.pooling()?,
+            Self::Bare(_) => PoolingSetting::Unset,
+        })
+    }
+
     /// Of the weights; of dummy ones the seed.
     fn fingerprint(&self, seed: u64) -> [u8; 32] {
         match self {
@@ -103,6 +110,7 @@ pub(super) fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result
     let opened = Opened::open(path, config.gpu.load_format)?;
     let bundle = with_flags(opened.bundle()?, config)?;
     Tokenizer::new(&bundle)?;
+    let pooling = opened.pooling()?;
     let libraries = config.gpu.cuda_library_path.as_deref();
     let gpu = Gpu::open(0, libraries)?;
     let model = opened.config();
@@ -139,7 +147,7 @@ pub(super) fn load(path: &Path, config: &WorkerConfig, workers: usize) -> Result
         hardware: gpu.name().to_lowercase().replace(' ', "-"),
         weight_bytes,
         hidden_size: model.hidden_size,
-        pooling: PoolingSetting::Unset,
+        pooling,
         bundle,
         loaded: super::Loaded::Cuda(Loaded { device: Mutex::new(Some(Box::new(device))) }),
     })

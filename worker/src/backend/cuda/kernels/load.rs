@@ -74,6 +74,8 @@ impl Kernels {
             normed,
             clustered,
             narrow: find("narrow")?,
+            pool_scales: find("pool_scales")?,
+            pool_rows: find("pool_rows")?,
             gemm_tile: find("gemm_tile")?,
             attention_split: split?,
             attention_whole: whole?,

@@ -14,6 +14,7 @@ pub use cluster::{Behind, CLUSTER_ROWS, CLUSTER_ROWS_MIN, CLUSTER_TILE, Factors}
 pub use load::whole_tile_rows;
 use load::{head_shape, kv_dtype};
 pub use lora::LoraArgs;
+pub use pool::PoolArgs;
 use products::Normed;
 
 mod args;
@@ -21,6 +22,7 @@ mod cluster;
 mod load;
 mod lora;
 mod maps;
+mod pool;
 mod products;
 
 /// Threads of kernels that work on rows.
@@ -60,6 +62,8 @@ pub struct Kernels {
     normed: Option<Normed>,
     clustered: Option<[Clustered; 3]>,
     narrow: Kernel,
+    pool_scales: Kernel,
+    pool_rows: Kernel,
     gemm_tile: Kernel,
     attention_split: Kernel,
     attention_whole: Kernel,
