@@ -20,7 +20,7 @@ run() {
   echo "== $*"
   "$@" || failed=1
 }
-run ./gpu-tests --test-threads=4 --skip embeddings:: --skip faults:: --skip golden:: --skip memory:: --skip models:: "$@"
+run ./gpu-tests --test-threads=4 --skip embeddings:: --skip faults:: --skip golden:: --skip layers:: --skip memory:: --skip models:: "$@"
 # One backend at a time, as processes have it: some take the whole GPU, some end their process.
 run ./gpu-tests --test-threads=1 --skip attention:: --skip clusters:: --skip gemm:: --skip golden:: --skip lora:: --skip pool:: --skip rows:: --skip sampling:: "$@"
 if [ $# -eq 0 ]; then

@@ -1,4 +1,4 @@
-// Products of 9 to 64 rows.
+// Products of 13 to 64 rows.
 #include "gemm_cluster.cuh"
 
 #define OF(FEATURES, SPLITS)                                                                                                                        \

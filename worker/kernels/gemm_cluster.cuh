@@ -1,4 +1,4 @@
-// Products of 9 to 64 rows on Hopper. Rows of W are the first matrix, 128 a tile. Of the blocks of a cluster FEATURES have other tiles, so
+// Products of 13 to 64 rows on Hopper. Rows of W are the first matrix, 128 a tile. Of the blocks of a cluster FEATURES have other tiles, so
 // that each row of A is fetched once for all of them, and SPLITS other parts of K, whose sums meet in shared memory.
 #pragma once
 

@@ -1,4 +1,4 @@
-//! Products of 9 to 64 rows that take norms, gates and heads along, against sums in f64 and kernels of their own.
+//! Products of 13 to 64 rows that take norms, gates and heads along, against sums in f64 and kernels of their own.
 
 use thalweg_worker::backend::cpu::KvDtype;
 use thalweg_worker::backend::cuda::abi::{COUNTS, N_TOKENS};
@@ -9,7 +9,7 @@ use thalweg_worker::backend::cuda::kernels::{
 use crate::support::{Array, Bench, close, halves, numbers, stored, wide};
 
 const EPSILON: f32 = 1e-5;
-const ROWS: [usize; 6] = [9, 17, 33, 48, 63, 64];
+const ROWS: [usize; 6] = [13, 17, 33, 48, 63, 64];
 
 /// `m` rows of bf16, and rows of NaN behind them up to all that a kernel could read.
 fn poisoned_rows(bench: &Bench, m: usize, k: usize, seed: u64) -> Array {
@@ -56,7 +56,7 @@ fn gates_meet_their_factors_behind_the_norm_of_each_row() {
             "this card has no such kernel"
         );
         let weights = bench.put(&halves(2 * n * k, 1));
-        for m in [9, 40, 64] {
+        for m in [13, 40, 64] {
             let (squares, factors) = factors(m, parts, k);
             let (inputs, squares) = (poisoned_rows(&bench, m, k, 2), bench.put(&squares));
             let (outputs, count) = (bench.poisoned((m * n * 2) as u64), bench.put(&[m as i32]));
@@ -133,12 +133,12 @@ fn sums_leave_the_norm_behind_them_half_done() {
 }
 
 #[test]
-fn heads_of_9_to_64_rows_are_those_of_the_kernel() {
+fn heads_of_13_to_64_rows_are_those_of_the_kernel() {
     // All divisions, each width of heads, tiles of half a head and of two.
     let shapes = [(128, (24, 4)), (128, (32, 8)), (128, (32, 32)), (64, (56, 4)), (256, (16, 2))];
     for (head_dim, heads) in shapes {
         for dtype in [KvDtype::Bf16, KvDtype::Fp8E4m3, KvDtype::Fp8E5m2] {
-            for rows in [0, 9, 41, 64] {
+            for rows in [0, 13, 41, 64] {
                 check_heads(head_dim, heads, dtype, rows);
             }
         }

@@ -115,7 +115,7 @@ fn small() {
 /// Each division of a product among blocks; a last tile that is not full, an odd number of tiles, a last step of K that is not full.
 #[test]
 fn cluster() {
-    check(&[Way::Cluster], &[9, 33, 63, 64], &[(288, 10_256), (1056, 5136), (640, 4096), (1504, 3472)]);
+    check(&[Way::Cluster], &[13, 33, 63, 64], &[(288, 10_256), (1056, 5136), (640, 4096), (1504, 3472)]);
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod faults;
 mod few;
 mod gemm;
 mod golden;
+mod layers;
 mod lora;
 mod memory;
 mod models;

@@ -214,7 +214,8 @@ impl ActivationBytes {
         let Self { residual, normed, qkv, attended, gate_up, activated, projected, .. } = *self;
         let Self { narrowed, squares, last, logits, scales, .. } = *self;
         [
-            residual, normed, qkv, attended, gate_up, activated, projected, narrowed, squares, last, logits, scales,
+            residual, normed, qkv, attended, gate_up, activated, projected, narrowed, squares, last, logits,
+            scales,
         ]
     }
 }

@@ -72,12 +72,13 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Products with the numbers of rows that matter, and all weights of that shape.
+    /// Products with the numbers of rows that matter, and all weights of that shape; not those that own kernels take.
     fn shapes(&self) -> Vec<(Gemm, Vec<Address>)> {
         let rows = self.searched_rows();
         let mut shapes = Vec::new();
         for Product { gemm, weights, rows: most } in self.products() {
             let fitting = rows.iter().copied().filter(|m| *m <= most);
+            let fitting = fitting.filter(|m| !self.kernels.has_clusters(*m, gemm.n, gemm.store));
             shapes.extend(fitting.map(|m| (Gemm { m, ..gemm }, weights.clone())));
         }
         shapes

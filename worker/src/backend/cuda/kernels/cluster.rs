@@ -11,7 +11,7 @@ use super::maps::{self, Weights};
 use super::{Gemm, Kernels, QkvArgs, Store};
 
 /// Fewest and most rows of a product that clusters take; fewer come sooner from `gemm_small`.
-pub const CLUSTER_ROWS_MIN: usize = 9;
+pub const CLUSTER_ROWS_MIN: usize = 13;
 pub const CLUSTER_ROWS: usize = 64;
 /// Rows of weights of a tile, a block's.
 pub const CLUSTER_TILE: usize = 128;
