@@ -20,8 +20,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use thalweg_loadtest::LoadError;
-use thalweg_proto::trust::TrustError;
 use thalweg_router::error::RouterStartError;
+use thalweg_serve::trust::TrustError;
 use thalweg_worker::engine::EngineError;
 use thalweg_worker::worker::StartError;
 

@@ -11,10 +11,10 @@ use futures::future::{join_all, select_all};
 use thalweg_cache_index::{CacheIndex, MemoryIndex};
 use thalweg_membership::StaticMembership;
 use thalweg_proto::ids::WorkerId;
-use thalweg_proto::trust::TrustConfig;
 use thalweg_proto::value;
 use thalweg_router::config::RouterConfig;
 use thalweg_router::router::{Router, RunningRouter};
+use thalweg_serve::trust::TrustConfig;
 use thalweg_worker::config::WorkerConfig;
 use thalweg_worker::worker::{RunningWorker, Worker, WorkerAddress, gpus};
 

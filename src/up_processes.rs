@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use thalweg_cache_index::MemoryIndex;
 use thalweg_proto::ids::WorkerId;
-use thalweg_proto::trust::TrustConfig;
+use thalweg_serve::trust::TrustConfig;
 use thalweg_worker::config::WorkerConfig;
 use thalweg_worker::worker::{Worker, WorkerAddress};
 use tokio::sync::{mpsc, oneshot};

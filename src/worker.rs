@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use thalweg_membership::{GrpcAddress, ParseAddressError, Record, Registration};
 use thalweg_proto::ids::WorkerId;
-use thalweg_proto::trust::TrustConfig;
+use thalweg_serve::trust::TrustConfig;
 use thalweg_worker::config::{WorkerConfig, WorkerPlace};
 use thalweg_worker::worker::{RunningWorker, SharedModel, Worker, WorkerAddress};
 

@@ -77,7 +77,7 @@ async fn bad_requests_are_told_and_the_server_goes_on() {
 /// tokenizer-05: neither the processes nor a stream stand still while bodies of 20 MB are read, tokenised and refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_prompts_hold_nobody_up() {
-    let cluster = Cluster::simulated(BINARY, &models::smollm2(), 1, "step: {base_seconds: 0.05}");
+    let cluster = Cluster::simulated(BINARY, &models::smollm2(), 1, "step: {base_seconds: 0.02}");
     let messages = |content: &str| json!([{"role": "user", "content": content}]);
     let steady = json!({"model": cluster.model, "messages": messages("hi"), "stream": true, "ignore_eos": true,
                         "max_tokens": 300, "temperature": 0});

@@ -75,7 +75,7 @@ async fn first_tokens_are_the_references(cluster: &Cluster, golden: &Value) {
         let fields = json!({"prompt": case["prompt_ids"], "max_tokens": 1, "return_token_ids": true});
         let reply = cluster.http.post(COMPLETIONS, &completion(cluster, fields)).await.json();
         let expected = &case["ref_f32"]["teacher_forced_argmax"][0];
-        assert_eq!(&reply["choices"][0]["token_ids"][0], expected, "{}", case["name"]);
+        assert_eq!(&reply["choices"][0]["token_ids"][0], expected, "{}: {reply}", case["name"]);
         compared += 1;
     }
     assert!(compared > 0, "some case has a clear best token");

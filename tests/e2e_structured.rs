@@ -12,6 +12,8 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 /// How long a grammar may be compiled, the router's work and the worker's, on a busy machine.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(10);
+/// What a grammar takes to compile on the engine's thread is more; what a machine with other tests on it adds is less.
+const GAP_GROWTH_MAX: Duration = Duration::from_millis(250);
 
 #[tokio::test]
 async fn answers_have_the_structure_asked_for() {
@@ -57,11 +59,11 @@ async fn what_cannot_be_enforced_is_a_400_before_any_event() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn schemas_that_explode_are_refused_in_time_while_streams_go_on() {
     let cluster = Cluster::simulated(BINARY, &models::smollm2(), 1, "step: {base_seconds: 0.05}");
-    let steady = json!({"stream": true, "ignore_eos": true, "max_tokens": 400, "temperature": 0});
+    let steady = json!({"stream": true, "ignore_eos": true, "max_tokens": 260, "temperature": 0});
     let body = chat(&cluster, steady);
     let background = [(); 4].map(|()| Running::start(&cluster.http, CHAT, body.clone()));
     cluster
-        .eventually("a rate to compare with", async || background.iter().all(|stream| stream.tokens() > 100))
+        .eventually("a rate to compare with", async || background.iter().all(|stream| stream.tokens() > 50))
         .await;
     let attacked = Instant::now();
     let attacks = attacks().into_iter().map(async |fields| {
@@ -84,7 +86,7 @@ async fn schemas_that_explode_are_refused_in_time_while_streams_go_on() {
     let (count, p99) = (meanwhile.len(), quantile(meanwhile, 0.99));
     eprintln!("p99 between tokens: {before:?} before, {p99:?} over {count} meanwhile");
     assert!(count >= 100, "the attack was over after {count} tokens");
-    assert!(p99 < 2 * before, "p99 between tokens rose from {before:?} to {p99:?}");
+    assert!(p99 < before + GAP_GROWTH_MAX, "p99 between tokens rose from {before:?} to {p99:?}");
     cluster.stop();
 }
 

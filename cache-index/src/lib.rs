@@ -31,6 +31,11 @@ pub trait CacheIndex: Send + Sync {
     /// only publishes pays for no replica.
     fn replica(&self) -> Arc<Replica>;
 
+    /// Whether batches can come in: while they cannot, nothing follows from a worker's silence.
+    fn hears(&self) -> bool {
+        !self.stats().degraded
+    }
+
     /// What it counts. An index within the process has nothing that could fail.
     fn stats(&self) -> IndexStats {
         IndexStats { bootstrapped: true, ..IndexStats::default() }

@@ -1,6 +1,7 @@
 //! The index of one process: workers and routers that share an address space.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{CacheIndex, EventBatch, Replica};
 
@@ -8,6 +9,8 @@ use crate::{CacheIndex, EventBatch, Replica};
 #[derive(Default)]
 pub struct MemoryIndex {
     replica: Arc<Replica>,
+    /// Somebody publishes here.
+    is_used: AtomicBool,
 }
 
 impl MemoryIndex {
@@ -19,7 +22,13 @@ impl MemoryIndex {
 
 impl CacheIndex for MemoryIndex {
     fn publish(&self, batch: EventBatch) {
+        self.is_used.store(true, Ordering::Relaxed);
         self.replica.apply(&batch);
+    }
+
+    /// Workers of other processes have no way here; those of this one announce themselves at their start.
+    fn hears(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
     }
 
     fn replica(&self) -> Arc<Replica> {

@@ -1,12 +1,9 @@
-//! The contract between the parts: generated gRPC code, ids, block hashes, error codes, what values options may have, and what
-//! all servers have in common.
+//! The contract between the parts: generated gRPC code, ids, block hashes, error codes, and what values options may have.
 #![forbid(unsafe_code)]
 
 pub mod block_hash;
 pub mod code;
 pub mod ids;
-pub mod serve;
-pub mod trust;
 pub mod value;
 
 /// Version 1 of the wire protocol, as generated from `proto/thalweg/v1`.

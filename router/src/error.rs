@@ -88,7 +88,7 @@ pub enum RouterStartError {
     Reflection(String),
     /// Certificates or tokens are of no use.
     #[error(transparent)]
-    Trust(#[from] thalweg_proto::trust::TrustError),
+    Trust(#[from] thalweg_serve::trust::TrustError),
     /// The variable of API keys is set and holds none.
     #[error(
         "{} is set but holds no key: give it one, or unset it to let everybody in",

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use thalweg_proto::trust::{TlsFiles, TrustConfig};
 use thalweg_proto::value;
+use thalweg_serve::trust::{TlsFiles, TrustConfig};
 
 use super::BadOption;
 

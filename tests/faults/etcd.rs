@@ -14,6 +14,7 @@ use crate::support::{
 
 const PREFIX: &str = "/faults";
 const LEASE: u64 = 2;
+const CANNOT_FOLLOW: &str = "cannot follow the members in etcd, going on with the last known ones";
 /// Whoever lost its key has it back within this time.
 const BACK: Duration = Duration::from_secs(LEASE + 5);
 
@@ -52,6 +53,37 @@ async fn etcd_in_trouble_fails_no_request() {
     let new = fleet.add_worker();
     fleet.all_ready().await;
     assert!((0..=new).all(|worker| fleet.worker_runs(worker)), "no worker ended");
+    fleet.finish().await;
+}
+
+/// A router restarted while etcd does not answer: it listens and says what is wrong, refuses with 503 once it had time to find
+/// workers, ends in order when told to, and serves as soon as etcd answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_restarted_while_etcd_is_frozen_serves_once_it_thaws() {
+    // membership-01.
+    let etcd = Etcd::start();
+    let mut fleet = members(&etcd, 2).start().await;
+    etcd.freeze();
+    for _ in 0..2 {
+        fleet.routers[0].signal("TERM");
+        assert_eq!(fleet.router_ended(0, seconds(10)).await, Some(0), "it ends without etcd");
+        fleet.restart_router(0);
+    }
+    let event = fleet.routers[0].process().logged(CANNOT_FOLLOW);
+    assert_eq!((event["level"].as_str(), event["workers"].as_u64()), (Some("WARN"), Some(0)), "{event}");
+    assert!(is_degraded(&fleet).await);
+    assert_eq!(fleet.http().get("/health").await.status.as_u16(), 200);
+    let early = fleet.ask(whole(&prompt(0, 50), 10)).outcome().await;
+    assert_eq!(early.status, 503, "{:?}", early.error);
+    assert!(early.error.as_ref().is_some_and(|error| error.contains("no worker")), "{:?}", early.error);
+    assert!(!early.header("retry-after").is_empty());
+
+    etcd.thaw();
+    all_back(&etcd, &fleet, "thawed").await;
+    assert_no_failures(
+        "a router that found its workers",
+        &answers(&fleet, &[whole(&prompt(1, 50), 10)]).await,
+    );
     fleet.finish().await;
 }
 

@@ -5,6 +5,7 @@
 mod embeddings;
 mod etcd;
 mod kills;
+mod memory;
 mod overload;
 mod redis;
 mod responses;

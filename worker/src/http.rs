@@ -10,8 +10,8 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use thalweg_cache_index::CacheIndex;
-use thalweg_proto::serve::GuardedListener;
-use thalweg_proto::serve::http::{self, Closing};
+use thalweg_serve::GuardedListener;
+use thalweg_serve::http::{self, Closing};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 

@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use thalweg_cache_index::CacheIndex;
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
-use thalweg_proto::trust::TrustConfig;
 use thalweg_proto::{PROTOCOL, block_hash, v1};
+use thalweg_serve::trust::TrustConfig;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};

@@ -9,7 +9,7 @@ use thalweg_model::tokenizer::Tokenizer;
 
 use crate::support::real_model;
 use crate::tiny::{self, schema};
-use crate::walk::walk;
+use crate::walk::{Vocabulary, walk};
 
 const SEED: u64 = 20_251_130;
 const TOKENS_MAX: usize = 300;
@@ -17,6 +17,7 @@ const WALKS: u64 = 12;
 
 struct Model {
     tokenizer: Tokenizer,
+    vocabulary: Vocabulary,
     grammars: Grammars,
 }
 
@@ -29,7 +30,8 @@ fn models() -> &'static [Model] {
         bundles
             .map(|bundle| {
                 let tokenizer = Tokenizer::new(&bundle).unwrap();
-                Model { grammars: Grammars::new(&tokenizer).unwrap(), tokenizer }
+                let vocabulary = Vocabulary::new(&tokenizer);
+                Model { grammars: Grammars::new(&tokenizer).unwrap(), vocabulary, tokenizer }
             })
             .collect()
     })
@@ -40,7 +42,7 @@ fn check(source: &GrammarSource, is_right: impl Fn(&str) -> bool) {
     for model in models() {
         let grammar = model.grammars.compile(source, JsonBlanks::default()).unwrap();
         let texts: Vec<String> = (0..WALKS)
-            .filter_map(|round| walk(&grammar, &model.tokenizer, SEED + round, TOKENS_MAX))
+            .filter_map(|round| walk(&grammar, &model.vocabulary, SEED + round, TOKENS_MAX))
             .map(|ids| model.tokenizer.decode(&ids, false))
             .collect();
         assert!(texts.len() >= WALKS as usize / 2, "{source:?}: {} of {WALKS} ended", texts.len());

@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use thalweg_cache_index::RedisConfig;
-use thalweg_proto::trust::TrustConfig;
 use thalweg_proto::value::{self, BYTES_MAX, SECONDS_MAX, SECONDS_MIN};
+use thalweg_serve::trust::TrustConfig;
 
 use crate::error::RouterStartError;
 use crate::policy::Policy;

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use thalweg_proto::trust::TrustedChannel;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_client::WorkerClient;
+use thalweg_serve::trust::TrustedChannel;
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 

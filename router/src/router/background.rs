@@ -75,7 +75,7 @@ async fn keep_time(state: Arc<RouterState>) {
 
 /// A worker that serves prompts and never tells of a block is configured wrongly: cache routing does nothing for it.
 fn name_silent_publishers(state: &RouterState, now: Instant, named: &mut Vec<WorkerId>) {
-    state.workers.set_index_deaf(state.index.stats().degraded);
+    state.workers.set_index_deaf(!state.index.hears());
     for worker in state.workers.list().iter().filter(|worker| state.workers.is_index_silent(worker, now)) {
         if !named.contains(&worker.id) {
             tracing::info!(worker = %worker.id, "worker serves prompts but tells the cache index of no block");

@@ -68,27 +68,16 @@ impl Drop for Booking {
 mod tests {
     use std::time::Duration;
 
-    use thalweg_proto::ids::{WorkerEpoch, WorkerId};
-    use thalweg_proto::v1;
     use tokio::time::Instant;
 
     use super::*;
-    use crate::models::Models;
-    use crate::workers::connection;
-    use thalweg_proto::trust::ClientTrust;
+    use crate::workers::testing;
 
     #[tokio::test]
     async fn dropping_a_booking_undoes_it_and_what_it_made_expected() {
         let replica = Arc::new(Replica::default());
-        let (models, trust) = (Arc::<Models>::default(), ClientTrust::default());
-        let workers =
-            Arc::new(Workers::new("me".into(), Duration::ZERO, trust.clone(), models, Arc::clone(&replica)));
-        let address = "grpc://localhost:1".parse().unwrap();
-        let client = connection::client(connection::channel(&address, Duration::ZERO, &trust).unwrap());
-        let about = v1::DescribeResponse { worker_id: "w".into(), ..Default::default() };
-        let holder = replica.enroll(&WorkerId::new("w"), WorkerEpoch(0)).unwrap();
         let now = Instant::now();
-        let worker = Arc::new(Worker::new(about, address, client, Some(holder), now));
+        let (workers, worker, holder) = testing::worker(&replica, now);
 
         let before = (worker.load().waiting, worker.load().prefill_tokens_ahead);
         let weight = Weight { sequences: 1, prefill_tokens: 32, kv_blocks: 2 };

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use thalweg_membership::GrpcAddress;
-use thalweg_proto::trust::{ClientTrust, TrustedChannel};
 use thalweg_proto::v1::worker_client::WorkerClient;
 use thalweg_proto::{MESSAGE_BYTES_MAX, PROTOCOL, block_hash, v1};
+use thalweg_serve::trust::{ClientTrust, TrustedChannel};
 use tonic::transport::Endpoint;
 
 use super::tokenizers::FetchError;

@@ -12,6 +12,9 @@ mod listing;
 pub mod load;
 mod member;
 mod room;
+mod silence;
+#[cfg(test)]
+mod testing;
 mod tokenizers;
 mod worker;
 
@@ -25,7 +28,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use thalweg_cache_index::Replica;
 use thalweg_membership::{GrpcAddress, Member};
-use thalweg_proto::trust::ClientTrust;
+use thalweg_serve::trust::ClientTrust;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -42,9 +45,6 @@ use listing::Listing;
 use load::Weight;
 use tokenizers::Tokenizers;
 
-/// A block is in the index 50 ms after the step that filled it, and some seconds later where Redis has to be found first.
-const INDEX_SILENT_AFTER: Duration = Duration::from_secs(8);
-
 /// The registry of workers. Reads for a pick never block.
 pub struct Workers {
     router_id: String,
@@ -56,7 +56,7 @@ pub struct Workers {
     /// Locked before `by_address` where both are needed.
     listing: Mutex<Listing>,
     mass_loss: AtomicUsize,
-    /// Whether the cache index is degraded: nobody can be heard.
+    /// Whether the cache index can hear nobody.
     is_index_deaf: AtomicBool,
     failures: Mutex<Failures>,
     by_address: Mutex<HashMap<GrpcAddress, Arc<Worker>>>,
@@ -158,19 +158,6 @@ impl Workers {
     /// Blocks that the cache index knows the worker to hold.
     pub fn indexed_blocks(&self, worker: &Worker) -> u64 {
         worker.holder.map_or(0, |holder| self.replica.blocks_of(holder))
-    }
-
-    /// While the cache index hears nobody, silence says nothing.
-    pub(crate) fn set_index_deaf(&self, is_deaf: bool) {
-        self.is_index_deaf.store(is_deaf, Ordering::Relaxed);
-    }
-
-    /// It is ready and has served prompts for a while, and the cache index, which can be heard, knows of no block of it.
-    pub(crate) fn is_index_silent(&self, worker: &Worker, now: Instant) -> bool {
-        let since = worker.fills_blocks_since().filter(|_| !self.is_index_deaf.load(Ordering::Relaxed));
-        since.is_some_and(|since| now.saturating_duration_since(since) >= INDEX_SILENT_AFTER)
-            && worker.state() == HealthState::Ready
-            && self.indexed_blocks(worker) == 0
     }
 
     /// Workers that membership lost all at once while they answer: they are kept.

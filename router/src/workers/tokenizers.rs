@@ -8,9 +8,9 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use thalweg_model::chat_template::ChatTemplate;
 use thalweg_model::tokenizer::{Tokenizer, TokenizerBundle};
-use thalweg_proto::trust::TrustedChannel;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_client::WorkerClient;
+use thalweg_serve::trust::TrustedChannel;
 
 /// Largest bundle taken from a worker, in bytes; real ones have up to 40 MB.
 const BUNDLE_BYTES_MAX: usize = 256 << 20;

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use thalweg_cache_index::{Confidence, Holder};
 use thalweg_membership::GrpcAddress;
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
-use thalweg_proto::trust::TrustedChannel;
 use thalweg_proto::v1;
 use thalweg_proto::v1::worker_client::WorkerClient;
+use thalweg_serve::trust::TrustedChannel;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

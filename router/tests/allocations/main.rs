@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic")]
 
 #[path = "../support/speaking_worker.rs"]
-#[allow(dead_code, reason = "another target uses more of it")]
 mod speaking_worker;
 #[path = "../support/tokenizer.rs"]
 mod tokenizer;

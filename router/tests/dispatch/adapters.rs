@@ -10,7 +10,8 @@ use thalweg_router::dispatch::Tokenized;
 use thalweg_router::models::ModelEntry;
 use thalweg_router::workers::health::HealthState;
 
-use crate::scripted_worker::{ScriptedWorker, Step, about};
+use crate::script::{Step, about};
+use crate::scripted_worker::ScriptedWorker;
 use crate::{Outcome, Stage, config, stage_of};
 
 /// A worker whose adapters have these names and fingerprints.

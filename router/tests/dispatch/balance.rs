@@ -10,7 +10,7 @@ use thalweg_router::router::Router;
 use thalweg_router::workers::health::HealthState;
 
 use crate::members::Members;
-use crate::scripted_worker::{Step, about};
+use crate::script::{Step, about};
 use crate::{Stage, config, index_of, stage, stage_of};
 
 fn served(stage: &Stage) -> Vec<usize> {

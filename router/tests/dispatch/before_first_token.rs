@@ -6,7 +6,7 @@ use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 use thalweg_router::dispatch::Tokenized;
 
-use crate::scripted_worker::{Step, about};
+use crate::script::{Step, about};
 use crate::{Stage, config, read, stage, stage_of};
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use thalweg_proto::v1::DescribeResponse;
 use thalweg_router::dispatch::GenerationEvent;
 
-use crate::scripted_worker::about;
+use crate::script::about;
 use crate::{config, read, stage, stage_of};
 
 #[tokio::test]

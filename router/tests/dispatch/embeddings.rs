@@ -10,7 +10,7 @@ use thalweg_proto::v1;
 use thalweg_router::dispatch::{GenerationEvent, Tokenized};
 use thalweg_router::error::RouterError;
 
-use crate::scripted_worker::{Step, WIDTH, about, embeds};
+use crate::script::{Step, WIDTH, about, embeds};
 use crate::{Stage, config, read, stage_of};
 
 async fn embedding_stage(workers: usize, steps: Vec<Step>) -> Stage {

@@ -3,6 +3,8 @@
 
 #[path = "../support/members.rs"]
 mod members;
+#[path = "../support/script.rs"]
+mod script;
 #[path = "../support/scripted_worker.rs"]
 mod scripted_worker;
 #[path = "../support/tokenizer.rs"]
@@ -23,7 +25,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use members::Members;
-use scripted_worker::{Scene, ScriptedWorker, Step, about};
+use script::{Scene, Step, about};
+use scripted_worker::ScriptedWorker;
 use thalweg_cache_index::MemoryIndex;
 use thalweg_proto::block_hash::{HashRoot, full_blocks};
 use thalweg_proto::ids::WorkerEpoch;

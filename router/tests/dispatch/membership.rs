@@ -7,7 +7,8 @@ use thalweg_proto::code::ErrorCode;
 use thalweg_proto::ids::WorkerId;
 use thalweg_router::workers::health::HealthState;
 
-use crate::scripted_worker::{ScriptedWorker, Step, about};
+use crate::script::{Step, about};
+use crate::scripted_worker::ScriptedWorker;
 use crate::{Stage, config, index_of, read, stage, stage_of};
 
 fn member(worker: &ScriptedWorker, id: &str, draining: bool) -> Member {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use thalweg_proto::code::ErrorCode;
 use thalweg_router::dispatch::Tokenized;
 
-use crate::scripted_worker::Step;
+use crate::script::Step;
 use crate::{Stage, config, index_of, stage, stage_of};
 
 const POISON: u32 = 666;

@@ -8,7 +8,7 @@ use thalweg_router::dispatch::{GenerationEvent, Tokenized};
 use thalweg_router::workers::health::HealthState;
 use tokio::time::Instant;
 
-use crate::scripted_worker::{Step, about};
+use crate::script::{Step, about};
 use crate::{Stage, config, read, stage, stage_of};
 
 /// What the n-th attempt was told to continue: (choice, tokens).

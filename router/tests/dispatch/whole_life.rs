@@ -9,7 +9,7 @@ use thalweg_proto::v1;
 use thalweg_router::dispatch::{GenerationEvent, Tokenized};
 use tokio::time::Instant;
 
-use crate::scripted_worker::{Step, about};
+use crate::script::{Step, about};
 use crate::{config, read, stage, stage_of};
 
 #[tokio::test]

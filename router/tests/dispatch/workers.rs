@@ -8,7 +8,8 @@ use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use thalweg_proto::v1;
 use thalweg_router::workers::health::HealthState;
 
-use crate::scripted_worker::{ScriptedWorker, Step, about};
+use crate::script::{Step, about};
+use crate::scripted_worker::ScriptedWorker;
 use crate::{index_of, read, stage};
 
 #[tokio::test]

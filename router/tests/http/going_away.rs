@@ -87,6 +87,49 @@ async fn a_client_that_leaves_before_the_reply_ends_the_work() {
     assert!(!connection.is_finished());
 }
 
+/// A client that closes its writing side looks like one that has gone, whose answer would be computed for nobody: it is taken for
+/// gone, as by nginx and by vLLM's server.
+#[tokio::test]
+async fn a_client_that_closes_its_half_has_gone() {
+    // scheduler-02.
+    let stage = stage().await;
+    hangs(&stage);
+    for (number, stream) in [false, true].into_iter().enumerate() {
+        let body = completion(json!({"stream": stream})).to_string();
+        let mut socket = tokio::net::TcpStream::connect(stage.router.http_address()).await.unwrap();
+        let head =
+            format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+        socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        stage.worker.begun(number + 1).await;
+        socket.shutdown().await.unwrap();
+        stage.worker.ended(number + 1).await;
+        let mut rest = Vec::new();
+        let end = tokio::time::timeout(Duration::from_secs(20), socket.read_to_end(&mut rest)).await;
+        end.expect("the connection is closed").unwrap();
+        assert_eq!(rest.is_empty(), !stream, "what was said by then: {}", String::from_utf8_lossy(&rest));
+    }
+    let counted = "model=\"tiny\",endpoint=\"completions\",outcome=\"cancelled\"";
+    wait_for_metric(&stage, &format!("thalweg_router_http_requests_total{{{counted}}} 2")).await;
+}
+
+/// What needs no worker is answered before the end of the request's half is seen, as probes made of shell pipes expect.
+#[tokio::test]
+async fn a_probe_that_closes_its_half_is_answered() {
+    let stage = stage().await;
+    for path in ["/health", "/ready", "/metrics", "/v1/models"] {
+        let mut socket = tokio::net::TcpStream::connect(stage.router.http_address()).await.unwrap();
+        socket.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).await.unwrap();
+        socket.shutdown().await.unwrap();
+        let mut reply = String::new();
+        let end = tokio::time::timeout(Duration::from_secs(20), socket.read_to_string(&mut reply)).await;
+        end.expect("the connection is closed").unwrap();
+        let (head, body) = reply.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path}: {reply:?}"));
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        let length: usize = length.and_then(|length| length.parse().ok()).unwrap_or_else(|| panic!("{head}"));
+        assert!(head.starts_with("HTTP/1.1 200") && body.len() == length, "{path}: {reply:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_client_that_stops_reading_is_cut_off_and_others_are_served() {
     // Ten bytes of text a token: far more than the sockets' buffers hold.

@@ -5,6 +5,8 @@
 mod speaking_worker;
 #[path = "../support/tokenizer.rs"]
 mod tokenizer;
+#[path = "../support/witness.rs"]
+mod witness;
 
 mod auth;
 mod bad_input;

@@ -25,21 +25,22 @@ type Script = Arc<dyn Fn(&GenerateRequest) -> Answer + Send + Sync>;
 /// A running stand-in. Dropping it closes its connections.
 pub(crate) struct SpeakingWorker {
     pub(crate) address: String,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     server: tokio::task::JoinHandle<()>,
 }
 
-struct Shared {
+/// What it is, and what it was asked.
+pub(crate) struct Shared {
     id: String,
     models: Vec<String>,
     features: Vec<String>,
     bundle: Vec<u8>,
     max_model_len: u32,
     script: Mutex<Script>,
-    requests: Mutex<Vec<GenerateRequest>>,
+    pub(crate) requests: Mutex<Vec<GenerateRequest>>,
     /// Answers that were begun, and those that are over, whoever ended them.
-    begun: watch::Sender<usize>,
-    ended: watch::Sender<usize>,
+    pub(crate) begun: watch::Sender<usize>,
+    pub(crate) ended: watch::Sender<usize>,
 }
 
 impl SpeakingWorker {
@@ -83,38 +84,12 @@ impl SpeakingWorker {
     pub(crate) fn script(&self, script: impl Fn(&GenerateRequest) -> Answer + Send + Sync + 'static) {
         *self.shared.script.lock() = Arc::new(script);
     }
-
-    /// Says `text` to every request from now on.
-    pub(crate) fn says(&self, text: &'static str) {
-        self.script(move |request| say(request, text));
-    }
-
-    /// Requests received so far.
-    pub(crate) fn requests(&self) -> Vec<GenerateRequest> {
-        self.shared.requests.lock().clone()
-    }
-
-    /// Returns once so many answers have begun.
-    pub(crate) async fn begun(&self, count: usize) {
-        reached(&self.shared.begun, count).await;
-    }
-
-    /// Returns once so many answers are over.
-    pub(crate) async fn ended(&self, count: usize) {
-        reached(&self.shared.ended, count).await;
-    }
 }
 
 impl Drop for SpeakingWorker {
     fn drop(&mut self) {
         self.server.abort();
     }
-}
-
-async fn reached(count: &watch::Sender<usize>, wanted: usize) {
-    let mut count = count.subscribe();
-    let reached = count.wait_for(|c| *c >= wanted);
-    tokio::time::timeout(Duration::from_secs(20), reached).await.expect("in time").expect("the worker lives");
 }
 
 /// One byte a token, END last; every choice gets the same text with its index in place of `#`.

@@ -12,6 +12,8 @@ use crate::metrics::Scrape;
 use crate::process::Process;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A step that takes 10 s is taken for a hung engine, and one of 256 tokens may take them where other tests use the cores.
+const SHORT_STEPS: [&str; 2] = ["--max-num-batched-tokens", "64"];
 
 /// A running cluster.
 pub struct Cluster {
@@ -32,6 +34,9 @@ impl Cluster {
         let count = workers.to_string();
         let model = model.to_str().expect("a path in UTF-8");
         let mut all = vec!["up", "--model", model, "--http", "127.0.0.1:0", "--workers", &count];
+        if !args.contains(&SHORT_STEPS[0]) {
+            all.extend(SHORT_STEPS);
+        }
         all.extend(args);
         let mut process = Process::start(binary, &all);
         let line = process.stdout_line();
@@ -65,7 +70,7 @@ impl Cluster {
             let id = format!("worker-{number}");
             let mut args = vec!["worker", "--model", model, "--worker-id", &id];
             args.extend(["--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
-            args.extend(worker_args);
+            args.extend(SHORT_STEPS.iter().chain(worker_args));
             Process::start(binary, &args)
         };
         let mut running: Vec<_> = (0..workers).map(start).collect();

@@ -1,11 +1,15 @@
 //! Routers and workers as processes of their own, each of which can be killed, frozen, misled and restarted by itself.
 
+mod plan;
+
 use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::time::Instant;
+
+pub use plan::FleetPlan;
 
 use crate::client::Running;
 use crate::http::HttpClient;
@@ -17,22 +21,6 @@ use crate::process::Process;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Log events shown of each process when a test fails.
 const EVENTS_SHOWN: usize = 60;
-
-/// What a fleet is made of.
-pub struct FleetPlan {
-    binary: &'static str,
-    model: PathBuf,
-    /// A profile without its faults; None runs the model.
-    profile: Option<String>,
-    workers: usize,
-    routers: usize,
-    worker_args: Vec<String>,
-    /// Flags of single workers, which take the place of those of all: number, flag, value.
-    of_workers: Vec<(usize, String, String)>,
-    router_args: Vec<String>,
-    proxies: bool,
-    alone: bool,
-}
 
 /// A fleet that runs. Dropping it kills it; the logs are shown when a test fails.
 pub struct Fleet {
@@ -63,77 +51,6 @@ pub async fn within(patience: Duration, what: &str, holds: impl AsyncFn() -> boo
 }
 
 impl FleetPlan {
-    /// Simulated workers; `profile` leaves the faults out.
-    pub fn sim(binary: &'static str, profile: &str) -> Self {
-        let mut plan = Self::model(binary, crate::models::tiny("llama3"));
-        plan.profile = Some(profile.to_owned());
-        plan
-    }
-
-    /// Workers that run a model.
-    pub fn model(binary: &'static str, model: PathBuf) -> Self {
-        let worker_args = ["--threads", "1", "--kv-cache-memory-bytes", "64MiB"].map(str::to_owned).into();
-        Self {
-            binary,
-            model,
-            profile: None,
-            workers: 2,
-            routers: 1,
-            worker_args,
-            of_workers: Vec::new(),
-            router_args: Vec::new(),
-            proxies: false,
-            alone: false,
-        }
-    }
-
-    /// How many workers; 2 by default.
-    pub fn workers(mut self, workers: usize) -> Self {
-        self.workers = workers;
-        self
-    }
-
-    /// How many routers; 1 by default.
-    pub fn routers(mut self, routers: usize) -> Self {
-        self.routers = routers;
-        self
-    }
-
-    /// Further flags of every worker.
-    pub fn worker_args(mut self, args: &[&str]) -> Self {
-        self.worker_args.extend(args.iter().map(|arg| (*arg).to_owned()));
-        self
-    }
-
-    /// Gives a flag another value for one worker alone, be it there from the start or added later.
-    pub fn of_worker(mut self, number: usize, flag: &str, value: &str) -> Self {
-        self.of_workers.push((number, flag.to_owned(), value.to_owned()));
-        self
-    }
-
-    /// Further flags of every router.
-    pub fn router_args(mut self, args: &[&str]) -> Self {
-        self.router_args.extend(args.iter().map(|arg| (*arg).to_owned()));
-        self
-    }
-
-    /// Flags of every process.
-    pub fn args(self, args: &[&str]) -> Self {
-        self.worker_args(args).router_args(args)
-    }
-
-    /// Routers reach each worker through a proxy.
-    pub fn proxies(mut self) -> Self {
-        self.proxies = true;
-        self
-    }
-
-    /// No other test runs meanwhile: it measures time, or loads the machine.
-    pub fn alone(mut self) -> Self {
-        self.alone = true;
-        self
-    }
-
     /// Starts everything and waits until each router has every worker.
     pub async fn start(self) -> Fleet {
         let turn = take_turn(self.alone);
@@ -334,26 +251,10 @@ impl Fleet {
     }
 
     fn launch_worker(&mut self, number: usize) {
-        let profile = self.profile(number).display().to_string();
+        let profile = self.profile(number);
         let node = &mut self.workers[number];
-        let (grpc, metrics) = (node.address.to_string(), node.metrics.to_string());
-        let mut args = vec!["worker", "--worker-id", &node.name, "--grpc", &grpc, "--metrics", &metrics];
-        args.extend(["--model", self.plan.model.to_str().expect("UTF-8")]);
-        if self.plan.profile.is_some() {
-            args.extend(["--engine", "sim", "--profile", &profile]);
-        }
-        let advertised = node.proxy.as_ref().map(|proxy| proxy.address().to_string());
-        if let Some(address) = &advertised {
-            args.extend(["--advertise", address]);
-        }
-        args.extend(self.plan.worker_args.iter().map(String::as_str));
-        for (_, flag, value) in self.plan.of_workers.iter().filter(|(of, ..)| *of == number) {
-            match args.iter().position(|arg| arg == flag) {
-                Some(at) => args[at + 1] = value,
-                None => args.extend([flag.as_str(), value]),
-            }
-        }
-        node.process = Some(Process::start(self.plan.binary, &args));
+        let call = self.plan.worker_call(number, node, &profile);
+        node.process = Some(Process::start(self.plan.binary, &call));
     }
 
     fn wait_for_worker(&mut self, number: usize) {
@@ -361,15 +262,8 @@ impl Fleet {
     }
 
     fn launch_router(&mut self, number: usize) {
-        let http = self.routers[number].address.to_string();
-        let workers: Vec<_> =
-            self.workers.iter().map(|worker| format!("grpc://{}", worker.reached_at())).collect();
-        let mut args = vec!["router", "--http", &http];
-        if !self.plan.router_args.iter().any(|arg| arg == "--membership") {
-            args.extend(workers.iter().flat_map(|worker| ["--worker", worker]));
-        }
-        args.extend(self.plan.router_args.iter().map(String::as_str));
-        self.routers[number].process = Some(Process::start(self.plan.binary, &args));
+        let call = self.plan.router_call(&self.routers[number], &self.workers);
+        self.routers[number].process = Some(Process::start(self.plan.binary, &call));
     }
 
     fn wait_for_router(&mut self, number: usize) {

@@ -1,6 +1,7 @@
 //! One child process with JSON logs, which can be hurt in every way that a system knows; killed when dropped.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -27,7 +28,7 @@ pub struct Process {
 
 impl Process {
     /// Starts the binary with a clean environment of its own.
-    pub fn start(binary: &str, args: &[&str]) -> Self {
+    pub fn start(binary: &str, args: &[impl AsRef<OsStr>]) -> Self {
         let mut command = Command::new(binary);
         for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("THALWEG_") || n == "RUST_LOG") {
             command.env_remove(name);

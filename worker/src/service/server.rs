@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use thalweg_proto::MESSAGE_BYTES_MAX;
-use thalweg_proto::serve::grpc::{self, BindError, ConnectionLimits, Serving};
-use thalweg_proto::trust::{TrustConfig, TrustError};
 use thalweg_proto::v1::worker_server::WorkerServer;
+use thalweg_serve::grpc::{self, BindError, ConnectionLimits, Serving};
+use thalweg_serve::trust::{TrustConfig, TrustError};
 use tokio_util::sync::CancellationToken;
 use tonic::service::InterceptorLayer;
 use tonic_health::server::HealthReporter;

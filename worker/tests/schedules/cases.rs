@@ -134,6 +134,42 @@ fn a_sequence_is_preempted_a_bounded_number_of_times_whatever_comes() {
     assert_eq!(sim.most_preemptions(), PREEMPTIONS_MAX as usize, "the bound is reached, and holds");
 }
 
+/// Two that lost their blocks too often, and whose whole needs do not fit together: one waits for the end of the other, and
+/// whoever comes meanwhile passes it, since it loses nothing to them.
+#[test]
+fn newcomers_pass_one_that_waits_for_its_whole_need() {
+    // scheduler-08.
+    let mut sim = simulation(config(256, 40, 256));
+    let [first, second] = [1, 2].map(|request| sequence(request, &ids(request, 40), 2100));
+    [&first, &second].into_iter().for_each(|long| sim.add(long.clone()));
+    let returns = |sim: &Simulation, long: &NewSequence| {
+        sim.started.iter().filter(|started| started.again && started.key == long.key).count()
+    };
+    let most = PREEMPTIONS_MAX as usize;
+    // Each wave of urgent ones takes both their blocks.
+    for wave in 1..=u64::from(PREEMPTIONS_MAX) {
+        for request in 100 * wave..100 * wave + 30 {
+            let key = SequenceKey { priority: -1, request, choice: 0 };
+            sim.add(NewSequence { key, ..sequence(request, &ids(request, 16), 150) });
+        }
+        while sim.live.len() > 2 {
+            assert!(sim.step());
+        }
+        (0..20).for_each(|_| assert!(sim.step()));
+    }
+    assert_eq!([&first, &second].map(|long| returns(&sim, long)), [most, most - 1], "one is back, one waits");
+    let said = sim.live[&second.key].got.len();
+    (1000..1020).for_each(|request| sim.add(sequence(request, &ids(request, 20), 8)));
+    while sim.live.len() > 2 {
+        assert!(sim.step());
+        assert_eq!(sim.live[&second.key].got.len(), said, "it waits");
+    }
+    assert!(sim.live.contains_key(&first.key), "nobody waited for the one that runs");
+    sim.finish();
+    assert_eq!(sim.finished[sim.finished.len() - 2..], [first.key, second.key]);
+    assert_eq!(returns(&sim, &second), most);
+}
+
 /// vllm#1026: a long prompt stopped all who were decoding.
 #[test]
 fn long_prompts_do_not_stop_decoding() {

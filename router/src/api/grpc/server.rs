@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_proto::serve::grpc::{self, BindError, ConnectionLimits, Serving};
-use thalweg_proto::serve::http::Closing;
-use thalweg_proto::trust::TokenGuard;
 use thalweg_proto::v1::inference_server::InferenceServer;
+use thalweg_serve::grpc::{self, BindError, ConnectionLimits, Serving};
+use thalweg_serve::http::Closing;
+use thalweg_serve::trust::TokenGuard;
 use tonic::service::InterceptorLayer;
 use tonic::service::interceptor::InterceptedService;
 

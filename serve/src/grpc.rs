@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use thalweg_proto::DESCRIPTORS;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::Server;
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 
-use crate::DESCRIPTORS;
 use crate::trust::{Incoming, ServerTrust, TokenGuard, TrustConfig, TrustError};
 
 /// What a peer may send on a stream before we have read it.

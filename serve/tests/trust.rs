@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use thalweg_harness::pki::{Authority, Identity};
-use thalweg_proto::trust::{ClientTrust, ServerTrust, TlsFiles, TrustConfig, TrustedChannel};
+use thalweg_serve::trust::{ClientTrust, ServerTrust, TlsFiles, TrustConfig, TrustedChannel};
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::InterceptorLayer;

@@ -24,7 +24,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use super::{GuardedListener, StallGuard};
+use crate::{GuardedListener, StallGuard};
 
 /// Connections at a time; those above it wait in the kernel's backlog. Each takes a file and some 10 KB.
 const CONNECTIONS_MAX: usize = 16_384;

@@ -1,0 +1,10 @@
+//! What all servers of the cluster share: whom they let in and how clients prove themselves, limits on connections, and how
+//! they end.
+#![forbid(unsafe_code)]
+
+pub mod grpc;
+pub mod http;
+mod stall_guard;
+pub mod trust;
+
+pub use stall_guard::{GuardedListener, StallGuard};
