@@ -269,6 +269,7 @@ fn refused() -> Vec<(Value, &'static str)> {
         ),
         (json!({"guided_regex": "(?!a)b"}), "guided_regex"),
         (json!({"guided_grammar": "start: nothing"}), "guided_grammar"),
+        (json!({"guided_json": {}, "guided_whitespace_pattern": " *"}), "guided_whitespace_pattern"),
         (json!({"guided_choice": []}), "guided_choice"),
         (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice"),
     ]

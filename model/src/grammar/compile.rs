@@ -10,18 +10,21 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use llguidance::ParserFactory;
 use llguidance::api::ParserLimits;
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{ParserFactory, TokenParser};
 
+use super::blanks::JsonBlanks;
 use super::cache::Cache;
+use super::guide::Words;
 use super::limits::{
     CACHED_MAX, COMPILATIONS_MAX, COMPILE_STACK_BYTES, COMPILE_TIME_MAX, GRAMMAR_SYMBOLS_MAX, LEXER_FUEL_MAX,
-    LEXER_STATES_MAX, WAITING_MAX,
+    LEXER_STATES_MAX, SCOUT_BEFORE, WAITING_MAX,
 };
 use super::matcher::Matcher;
-use super::source::{GrammarSource, JsonBlanks};
+use super::scout::scout;
+use super::source::GrammarSource;
 use super::vocabulary::Vocabulary;
 use crate::tokenizer::Tokenizer;
 
@@ -63,6 +66,7 @@ pub struct Grammars(Arc<Shared>);
 
 struct Shared {
     factory: ParserFactory,
+    words: Arc<Words>,
     vocabulary: Arc<Vocabulary>,
     cache: Mutex<Cache<Result<Grammar, GrammarError>>>,
     places: Mutex<Places>,
@@ -100,6 +104,7 @@ impl Grammars {
             ..ParserLimits::default()
         };
         Ok(Self(Arc::new(Shared {
+            words: Arc::new(Words::new(factory.slicer())),
             factory,
             vocabulary,
             cache: Mutex::new(Cache::new(CACHED_MAX)),
@@ -152,8 +157,12 @@ impl Grammars {
     ) -> Result<Grammar, GrammarError> {
         let begun = Instant::now();
         let compiled = catch_unwind(AssertUnwindSafe(|| {
-            let parser =
-                self.0.factory.create_parser(source.parse(blanks)?).map_err(|error| refusal(&error))?;
+            let mut parser = self.begin(source, blanks)?;
+            if begun.elapsed() < SCOUT_BEFORE
+                && !scout(&mut parser, &self.0.words, &self.0.vocabulary.control)
+            {
+                parser = self.begin(source, blanks)?;
+            }
             let start = Matcher::new(llguidance::Matcher::new(Ok(parser)), self.0.vocabulary.clone());
             // What has no beginning has no end; and what takes too long once would do so in every request.
             let mask = start.copy().mask(&[]);
@@ -163,6 +172,11 @@ impl Grammars {
         let grammar = compiled.unwrap_or_else(|_| Err(panicked()))?;
         // Known before those who have given up: the next request would find it, and one before it did not.
         if begun.elapsed() > COMPILE_TIME_MAX { Err(over_time()) } else { Ok(grammar) }
+    }
+
+    /// A parser before the first token, with the library's own search for what may follow.
+    fn begin(&self, source: &GrammarSource, blanks: JsonBlanks) -> Result<TokenParser, GrammarError> {
+        self.0.factory.create_parser(source.parse(blanks)?).map_err(|error| refusal(&error))
     }
 
     fn place(&self, deadline: Instant) -> Result<Place, GrammarError> {
@@ -255,3 +269,6 @@ fn panicked() -> GrammarError {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

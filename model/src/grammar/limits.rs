@@ -31,6 +31,12 @@ pub const JSON_BLANKS_DEFAULT: u32 = 32;
 /// The most that they may be set to.
 pub const JSON_BLANKS_MAX: u32 = 1024;
 
+/// Bytes of a regular expression for what stands between two tokens of JSON.
+pub const BLANKS_PATTERN_BYTES_MAX: usize = 256;
+
+/// Work on finding out what it matches, at 20,000 a millisecond.
+pub(super) const BLANKS_PATTERN_FUEL_MAX: u64 = 400_000;
+
 /// Symbols of a grammar's productions. FHIR's schema, the largest in wide use, has 200,000.
 pub(super) const GRAMMAR_SYMBOLS_MAX: usize = 250_000;
 
@@ -42,3 +48,18 @@ pub(super) const LEXER_STATES_MAX: usize = 50_000;
 
 /// Stack of the threads that compile: what nests within the bounds above must not overflow it.
 pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
+
+/// A grammar that has taken longer than this to compile is not looked at any further before it is followed.
+pub(super) const SCOUT_BEFORE: Duration = Duration::from_secs(1);
+
+/// Time for that, about: no more answers are made up then.
+pub(super) const SCOUT_TIME_MAX: Duration = Duration::from_millis(50);
+
+/// Tokens of those answers, all together.
+pub(super) const SCOUTED_TOKENS_MAX: usize = 1024;
+
+/// States of the lexer that they bring up, about. Each sequence copies them.
+pub(super) const SCOUTED_STATES_MAX: usize = 512;
+
+/// Bytes that are kept of what they show, about.
+pub(super) const SCOUTED_BYTES_MAX: usize = 1 << 20;

@@ -5,8 +5,9 @@ use std::fmt::Write;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
+use super::blanks::{JsonBlanks, check_options, put_pattern};
 use super::compile::GrammarError;
-use super::limits::{CHOICES_MAX, GRAMMAR_BYTES_MAX, JSON_BLANKS_DEFAULT, JSON_BLANKS_MAX, NESTING_MAX};
+use super::limits::{CHOICES_MAX, GRAMMAR_BYTES_MAX, JSON_BLANKS_MAX, NESTING_MAX};
 
 /// A set of texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -21,16 +22,6 @@ pub enum GrammarSource {
     Choice(Vec<String>),
     /// A context-free grammar in Lark's notation, from its rule `start`.
     Lark(String),
-}
-
-/// Blanks in a row between two tokens of JSON, at most; 0 is compact JSON.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct JsonBlanks(pub u32);
-
-impl Default for JsonBlanks {
-    fn default() -> Self {
-        Self(JSON_BLANKS_DEFAULT)
-    }
 }
 
 impl GrammarSource {
@@ -61,6 +52,24 @@ impl GrammarSource {
             Self::Regex(_) => "regular expression",
             Self::Choice(_) => "choice",
             Self::Lark(_) => "Lark grammar",
+        }
+    }
+
+    /// JSON with what a regular expression matches, or nothing, between two tokens; other grammars as they are. Whether it may be
+    /// that one is for [`JsonBlanks::check`] to say.
+    pub fn with_blanks_pattern(self, pattern: &str) -> Self {
+        let text = match &self {
+            Self::JsonObject => r#"{"type": "object"}"#,
+            Self::JsonSchema(text) => text,
+            Self::Regex(_) | Self::Choice(_) | Self::Lark(_) => return self,
+        };
+        match serde_json::from_str(text) {
+            Ok(Value::Object(mut schema)) => {
+                put_pattern(&mut schema, pattern);
+                Self::JsonSchema(Value::Object(schema).to_string())
+            }
+            // Refused for what it is.
+            _ => self,
         }
     }
 
@@ -105,31 +114,17 @@ fn parse_schema(text: &str, blanks: JsonBlanks) -> Result<TopLevelGrammar, Gramm
     check_nesting(outside_strings(text))?;
     let schema: Value = serde_json::from_str(text).map_err(|error| invalid(format!("no JSON: {error}")))?;
     match &schema {
-        Value::Object(object) if object.contains_key(OPTIONS) => {
-            Err(invalid(format!("`{OPTIONS}` is no keyword of JSON Schema")))
+        Value::Object(object) => {
+            check_options(object, blanks)?;
+            Ok(json_grammar(schema, blanks))
         }
-        Value::Object(_) => Ok(json_grammar(schema, blanks)),
         _ => Err(invalid("it must be an object")),
     }
 }
 
-/// Where the library looks for its options: clients must not turn its checks off.
-pub(super) const OPTIONS: &str = "x-guidance";
-
-fn json_grammar(schema: Value, blanks: JsonBlanks) -> TopLevelGrammar {
-    TopLevelGrammar::from_json_schema(with_blanks(schema, blanks))
-}
-
-/// White space between the parts is bounded, or a model may write nothing else.
-pub(super) fn with_blanks(mut schema: Value, JsonBlanks(most): JsonBlanks) -> Value {
-    if let Value::Object(object) = &mut schema {
-        let options = match most {
-            0 => json!({ "whitespace_flexible": false }),
-            _ => json!({ "whitespace_pattern": format!(r"[\x20\x0A\x0D\x09]{{1,{most}}}") }),
-        };
-        object.insert(OPTIONS.to_owned(), options);
-    }
-    schema
+fn json_grammar(mut schema: Value, blanks: JsonBlanks) -> TopLevelGrammar {
+    blanks.put_into(&mut schema);
+    TopLevelGrammar::from_json_schema(schema)
 }
 
 fn parse_choice(choices: &[String]) -> Result<TopLevelGrammar, GrammarError> {

@@ -4,23 +4,22 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::source::{GrammarSource, JsonBlanks, OPTIONS, with_blanks};
+use super::blanks::{JsonBlanks, has_options, put_pattern};
+use super::source::GrammarSource;
 
 /// Behind the thoughts models write a blank line.
 const GAP: &str = r"/[ \n]{1,4}/";
 
 impl GrammarSource {
     /// Texts of this grammar behind thoughts that end with `</think>`. `begun`: the prompt has begun them; else the model
-    /// may begin some with `<think>`. None where the source cannot be part of another: a whole grammar of rules.
-    pub fn behind_thoughts(&self, begun: bool, blanks: JsonBlanks) -> Option<Self> {
+    /// may begin some with `<think>`. `pattern`: as in [`Self::with_blanks_pattern`]. None where the source cannot be part of another:
+    /// a whole grammar of rules, or a schema that tells the library how to read it.
+    pub fn behind_thoughts(&self, begun: bool, blanks: JsonBlanks, pattern: Option<&str>) -> Option<Self> {
         let answer = match self {
-            Self::JsonObject => format!("%json {}", with_blanks(json!({"type": "object"}), blanks)),
+            Self::JsonObject => json_rule(json!({"type": "object"}), blanks, pattern)?,
             Self::JsonSchema(text) => {
-                let schema = serde_json::from_str::<Value>(text).ok().filter(Value::is_object)?;
-                if schema.get(OPTIONS).is_some() {
-                    return None;
-                }
-                format!("%json {}", with_blanks(schema, blanks))
+                let schema = serde_json::from_str::<Value>(text).ok()?;
+                json_rule(schema, blanks, pattern)?
             }
             Self::Regex(text) => format!("/{}/", escaped(text)),
             Self::Choice(texts) => {
@@ -36,6 +35,13 @@ impl GrammarSource {
         let _ = writeln!(lark, "thoughts[suffix=\"</think>\"]: /(?s:.*)/\ngap: {GAP}\nanswer: {answer}");
         Some(Self::Lark(lark))
     }
+}
+
+fn json_rule(mut schema: Value, blanks: JsonBlanks, pattern: Option<&str>) -> Option<String> {
+    let object = schema.as_object_mut().filter(|object| !has_options(object))?;
+    pattern.into_iter().for_each(|pattern| put_pattern(object, pattern));
+    blanks.put_into(&mut schema);
+    Some(format!("%json {schema}"))
 }
 
 /// A regular expression between slashes, on one line.

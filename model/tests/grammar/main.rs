@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod blanks;
 mod bounds;
 mod masks;
 mod random;

@@ -24,6 +24,14 @@ pub(crate) struct Structure {
     source: GrammarSource,
     field: String,
     blanks: JsonBlanks,
+    pattern: Option<BlanksPattern>,
+}
+
+/// What a client lets stand between two tokens of JSON, and the field that says it.
+#[derive(Clone, Debug, PartialEq)]
+struct BlanksPattern {
+    regex: String,
+    field: String,
 }
 
 /// vLLM's fields of the top level, and those of `structured_outputs`.
@@ -35,13 +43,18 @@ const GUIDED: [(&str, &str); 5] = [
     ("guided_json_object", "json_object"),
 ];
 
+/// vLLM's field for what stands between two tokens of JSON, and its newer spelling.
+const GUIDED_BLANKS: (&str, &str) = ("guided_whitespace_pattern", "whitespace_pattern");
+
 /// The one constraint of a request, if it has any.
 pub(super) fn structure(fields: &Fields<'_>) -> Result<Option<Structure>, RouterError> {
+    let mut patterns: Vec<BlanksPattern> = blanks_pattern(fields, GUIDED_BLANKS.0)?.into_iter().collect();
     let mut found = response_format(fields)?.into_iter().collect::<Vec<_>>();
     for (field, form) in GUIDED {
         found.extend(constraint(fields, field, form)?);
     }
-    let unknown = |name: &&str| name.starts_with("guided_") && !GUIDED.iter().any(|(field, _)| field == name);
+    let known = |name: &str| name == GUIDED_BLANKS.0 || GUIDED.iter().any(|(field, _)| *field == name);
+    let unknown = |name: &&str| name.starts_with("guided_") && !known(name);
     // Which library enforces it makes no difference to what is enforced.
     if let Some(name) = fields.names().filter(|name| *name != "guided_decoding_backend").find(unknown) {
         return Err(fields.error(name, "is not supported; leave it out"));
@@ -51,19 +64,41 @@ pub(super) fn structure(fields: &Fields<'_>) -> Result<Option<Structure>, Router
         for (_, form) in GUIDED {
             found.extend(constraint(&parts, form, form)?);
         }
-        if let Some(name) = parts.names().find(|name| !GUIDED.iter().any(|(_, form)| form == name)) {
+        patterns.extend(blanks_pattern(&parts, GUIDED_BLANKS.1)?);
+        let known = |name: &str| name == GUIDED_BLANKS.1 || GUIDED.iter().any(|(_, form)| *form == name);
+        if let Some(name) = parts.names().find(|name| !known(name)) {
             return Err(parts.error(name, "is not supported; leave it out"));
         }
     }
-    match found.as_slice() {
-        [] => Ok(None),
-        [_] => Ok(found.pop()),
-        [first, second, ..] => {
-            let message =
-                format!("`{}` cannot be combined with `{}`; send one of them", second.field, first.field);
-            Err(invalid(second.field.clone(), message))
+    one_at_a_time(found.iter().map(|it| &it.field))?;
+    one_at_a_time(patterns.iter().map(|it| &it.field))?;
+    match (found.pop(), patterns.pop()) {
+        (Some(structure), pattern) if pattern.is_none() || structure.source.is_json() => {
+            Ok(Some(Structure { pattern, ..structure }))
         }
+        (_, Some(BlanksPattern { field, .. })) => {
+            let message = format!(
+                "`{field}` says how JSON is spaced, but nothing asks for JSON; send `guided_json` with it"
+            );
+            Err(invalid(field, message))
+        }
+        (structure, None) => Ok(structure),
     }
+}
+
+fn one_at_a_time<'a>(mut fields: impl Iterator<Item = &'a String>) -> Result<(), RouterError> {
+    match (fields.next(), fields.next()) {
+        (Some(first), Some(second)) => {
+            let message = format!("`{second}` cannot be combined with `{first}`; send one of them");
+            Err(invalid(second.clone(), message))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn blanks_pattern(fields: &Fields<'_>, name: &str) -> Result<Option<BlanksPattern>, RouterError> {
+    let regex = fields.string(name)?;
+    Ok(regex.map(|regex| BlanksPattern { regex: regex.to_owned(), field: fields.path(name) }))
 }
 
 fn response_format(fields: &Fields<'_>) -> Result<Option<Structure>, RouterError> {
@@ -143,25 +178,30 @@ mod tests;
 
 impl Structure {
     pub(crate) fn new(source: GrammarSource, field: String) -> Self {
-        Self { source, field, blanks: JsonBlanks::default() }
+        Self { source, field, blanks: JsonBlanks::default(), pattern: None }
     }
 
-    /// With so many blanks in a row between two tokens of JSON, at most.
+    /// With so many blanks in a row between two tokens of JSON, at most, whatever the client lets stand there.
     pub(super) fn with_blanks(self, blanks: u32) -> Self {
         Self { blanks: JsonBlanks(blanks), ..self }
     }
 
     /// The same behind a model's thoughts; None where it cannot stand there.
     pub(super) fn behind_thoughts(&self, begun: bool) -> Option<Self> {
-        let source = self.source.behind_thoughts(begun, self.blanks)?;
+        let pattern = self.pattern.as_ref().map(|pattern| pattern.regex.as_str());
+        let source = self.source.behind_thoughts(begun, self.blanks, pattern)?;
         Some(Self { source, ..self.clone() })
     }
 
     /// Compiles it once, so that what cannot be enforced is refused before anything is answered. Waits up to
     /// `grammar::limits::COMPILE_TIME_MAX`: never call it on the reactor.
     pub(crate) fn check(&self, model: &ModelEntry) -> Result<(), RouterError> {
-        let compiled =
-            model.tokenizer.grammars().and_then(|grammars| grammars.compile(&self.source, self.blanks));
+        if let Some(BlanksPattern { regex, field }) = &self.pattern {
+            let checked = self.blanks.check(regex);
+            checked.map_err(|error| invalid(field.clone(), format!("`{field}` {error}")))?;
+        }
+        let source = self.spaced();
+        let compiled = model.tokenizer.grammars().and_then(|grammars| grammars.compile(&source, self.blanks));
         compiled.map(|_| ()).map_err(|error| {
             let message = format!("`{}` {error}", self.field);
             match error {
@@ -173,10 +213,19 @@ impl Structure {
         })
     }
 
+    /// With what the client lets stand between two tokens of JSON; behind thoughts the source has it already.
+    fn spaced(&self) -> GrammarSource {
+        let source = self.source.clone();
+        match &self.pattern {
+            Some(BlanksPattern { regex, .. }) => source.with_blanks_pattern(regex),
+            None => source,
+        }
+    }
+
     /// As workers are told.
     pub(crate) fn wire(&self) -> v1::Grammar {
         use v1::grammar::Source;
-        let source = match self.source.clone() {
+        let source = match self.spaced() {
             GrammarSource::JsonObject => Source::JsonObject(true),
             GrammarSource::JsonSchema(text) => Source::JsonSchema(text),
             GrammarSource::Regex(text) => Source::Regex(text),

@@ -132,7 +132,8 @@ fn what_is_not_served_is_refused_and_never_ignored() {
 fn an_answer_is_constrained_behind_thoughts() {
     let model = crate::test_support::entry("tiny", true);
     let accepts = |source: &GrammarSource, begun: bool, text: &str| {
-        let source = source.behind_thoughts(begun, JsonBlanks::default()).expect("can stand behind thoughts");
+        let source =
+            source.behind_thoughts(begun, JsonBlanks::default(), None).expect("can stand behind thoughts");
         let grammar = model
             .tokenizer
             .grammars()
@@ -164,7 +165,7 @@ fn an_answer_is_constrained_behind_thoughts() {
         check(false, &format!("hm</think>{right}"), false);
     }
     assert_eq!(
-        GrammarSource::Lark("start: \"a\"".to_owned()).behind_thoughts(true, JsonBlanks::default()),
+        GrammarSource::Lark("start: \"a\"".to_owned()).behind_thoughts(true, JsonBlanks::default(), None),
         None
     );
 }

@@ -6,8 +6,9 @@ use super::sequence::{Leaving, Running};
 use super::{Scheduler, SequenceKey};
 use crate::plan::StepMasks;
 
-/// Rows that are worth another thread: a mask takes some 50 us, starting a thread as long.
-const ROWS_PER_THREAD: usize = 8;
+/// Rows that are worth another thread: a mask takes some 5 us, up to 50 where nothing about it is known beforehand; starting a
+/// thread takes 50.
+const ROWS_PER_THREAD: usize = 16;
 /// Threads at most, beside the engine's: on the CPU they take time from the model's.
 const THREADS_MAX: usize = 8;
 

@@ -14,7 +14,7 @@ use super::tools;
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Fields that a chat takes as they are, vLLM's extensions among them.
-const SAME: [&str; 25] = [
+const SAME: [&str; 26] = [
     "model",
     "stream",
     "temperature",
@@ -40,6 +40,7 @@ const SAME: [&str; 25] = [
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "guided_whitespace_pattern",
 ];
 
 /// Efforts that OpenAI's clients know.

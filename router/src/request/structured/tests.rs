@@ -113,7 +113,6 @@ fn one_constraint_at_a_time() {
         "structured_outputs.regex",
         "structured_outputs.json",
     );
-    check_refused(json!({"guided_whitespace_pattern": " "}), "guided_whitespace_pattern", "not supported");
     check_refused(
         json!({"structured_outputs": {"structural_tag": {}}}),
         "structured_outputs.structural_tag",
@@ -124,6 +123,56 @@ fn one_constraint_at_a_time() {
     check_refused(json!({"guided_regex": 7}), "guided_regex", "string");
     check_refused(json!({"guided_json": 7}), "guided_json", "schema");
     check_refused(json!({"guided_json_object": 1}), "guided_json_object", "boolean");
+}
+
+#[test]
+fn json_is_spaced_as_a_pattern_says() {
+    let wire = |body: Value| read(body).unwrap().unwrap().with_blanks(8).wire();
+    let schema = r#"{"type":"object","x-guidance":{"whitespace_pattern":"\\n?"}}"#;
+    let expected = v1::Grammar {
+        source: Some(v1::grammar::Source::JsonSchema(schema.to_owned())),
+        json_blanks_max: Some(8),
+    };
+    for body in [
+        json!({"guided_whitespace_pattern": "\\n?", "response_format": {"type": "json_object"}}),
+        json!({"guided_whitespace_pattern": "\\n?", "guided_json": {"type": "object"}}),
+        json!({"structured_outputs": {"whitespace_pattern": "\\n?", "json_object": true}}),
+    ] {
+        assert_eq!(wire(body.clone()), expected, "{body}");
+    }
+    assert_eq!(read(json!({"guided_whitespace_pattern": null})).unwrap(), None);
+    let guided = "guided_whitespace_pattern";
+    check_refused(json!({guided: 7}), guided, "string");
+    check_refused(json!({guided: " ?"}), guided, "send `guided_json`");
+    check_refused(json!({guided: " ?", "guided_regex": "a"}), guided, "send `guided_json`");
+    let newer = "structured_outputs.whitespace_pattern";
+    check_refused(
+        json!({"structured_outputs": {"whitespace_pattern": " ?", "choice": ["a"]}}),
+        newer,
+        "guided_json",
+    );
+    let both = json!({guided: " ?", "structured_outputs": {"whitespace_pattern": " ?", "json": {}}});
+    check_refused(both, newer, guided);
+    let model = entry("tiny", true);
+    let check = |pattern: &str, part: &str| {
+        let structure = read(json!({guided: pattern, "guided_json": {}})).unwrap().unwrap().with_blanks(8);
+        let error = structure.check(&model).expect_err(pattern);
+        assert_eq!(
+            (error.code, error.param.as_deref()),
+            (ErrorCode::InvalidRequest, Some(guided)),
+            "{error}"
+        );
+        assert!(
+            error.message.starts_with("`guided_whitespace_pattern` ") && error.message.contains(part),
+            "{error}"
+        );
+    };
+    check("(", "no regular expression");
+    check("x?", "blanks only");
+    check(" *", "more than 8 blanks");
+    check(&" ?".repeat(limits::BLANKS_PATTERN_BYTES_MAX), "at most 256");
+    let structure = read(json!({guided: "[ \n]{0,8}", "guided_json": {"type": "object"}})).unwrap().unwrap();
+    structure.with_blanks(8).check(&model).expect("a sound pattern");
 }
 
 /// What compiles nowhere is refused here, with the field's name; nothing of it reaches a worker.

@@ -54,21 +54,37 @@ impl Edits {
 /// Copies cleaned logits; those of tokens that may not be drawn become minus infinity. Returns the largest.
 pub(super) fn masked(logits: &[f32], mask: &TokenMask, out: &mut Vec<f32>) -> f32 {
     out.clear();
-    out.resize(logits.len(), f32::NEG_INFINITY);
-    let mut largest = f32::NEG_INFINITY;
-    for (word, at) in mask.words().iter().zip((0..).step_by(32)) {
-        let mut left = *word;
-        while left != 0 {
-            let id = at + left.trailing_zeros() as usize;
-            left &= left - 1;
-            if let (Some(from), Some(to)) = (logits.get(id), out.get_mut(id)) {
-                *to = *from;
-                largest = largest.max(*from);
+    out.reserve(logits.len());
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for (word, logits) in mask.words().iter().zip(logits.chunks(u32::BITS as usize)) {
+        // Nearly all words allow nothing, or all of what they stand for.
+        match *word {
+            0 => out.resize(out.len() + logits.len(), f32::NEG_INFINITY),
+            u32::MAX => out.extend_from_slice(logits),
+            word => out.extend(
+                logits.iter().zip(0..).map(
+                    |(logit, bit)| {
+                        if word >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY }
+                    },
+                ),
+            ),
+        }
+        if *word != 0 {
+            let copied = &out[out.len() - logits.len()..];
+            for part in copied.chunks(LANES) {
+                lanes.iter_mut().zip(part).for_each(|(lane, logit)| {
+                    *lane = if *logit > *lane { *logit } else { *lane };
+                });
             }
         }
     }
-    largest
+    // Behind the vocabulary's end.
+    out.resize(logits.len(), f32::NEG_INFINITY);
+    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
+
+/// Maxima that are kept side by side, so that none waits for the one before.
+const LANES: usize = 16;
 
 fn penalise(x: f32, count: u32, sampling: &SamplingParams) -> f32 {
     let repetition = sampling.repetition_penalty;

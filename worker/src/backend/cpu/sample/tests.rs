@@ -297,3 +297,23 @@ fn instruction_sets_draw_alike() {
         Isa::available().into_iter().for_each(|isa| assert_eq!(run(isa), run(Isa::Scalar), "{isa:?}"));
     }
 }
+
+#[test]
+fn a_mask_copies_what_it_allows_and_nothing_else() {
+    let rules: [fn(usize) -> bool; 5] =
+        [|_| true, |_| false, |id| id % 3 == 0, |id| id / 32 % 2 == 0, |id| !(70..75).contains(&id)];
+    for size in [1, 31, 32, 33, 64, 100, 1000] {
+        let logits = numbers(size, 7);
+        for (rule, narrower) in rules.iter().flat_map(|rule| [(rule, 0), (rule, 9)]) {
+            let vocab = size.saturating_sub(narrower).max(1);
+            let allowed: Vec<u32> = (0..vocab).filter(|id| rule(*id)).map(|id| id as u32).collect();
+            let mut out = vec![7.0; 3];
+            let largest = edit::masked(&logits, &TokenMask::of(vocab, &allowed), &mut out);
+            let expected: Vec<f32> = (0..size)
+                .map(|id| if id < vocab && rule(id) { logits[id] } else { f32::NEG_INFINITY })
+                .collect();
+            assert_eq!(out, expected, "{size} {vocab}");
+            assert_eq!(largest, expected.iter().copied().fold(f32::NEG_INFINITY, f32::max), "{size} {vocab}");
+        }
+    }
+}
