@@ -236,6 +236,10 @@ impl Open {
         if cluster_id != seen.cluster {
             return Err(self.ended("it is another cluster now"));
         }
+        // What answers a watch's creation has been seen to tell a revision older than the list before it. The next answer tells.
+        if answer.created {
+            return Ok(());
+        }
         if revision < seen.revision {
             return Err(self.ended(format!("it is at revision {revision} and was at {}", seen.revision)));
         }
