@@ -59,8 +59,16 @@ pub(super) fn structure(fields: &Fields<'_>) -> Result<Option<Structure>, Router
     if let Some(name) = fields.names().filter(|name| *name != "guided_decoding_backend").find(unknown) {
         return Err(fields.error(name, "is not supported; leave it out"));
     }
+    if fields.get("text").is_some_and(|text| text.get("format").is_some_and(|format| !format.is_null())) {
+        return Err(fields.error("text", "is a field of /v1/responses; send `response_format`"));
+    }
     if let Some(object) = fields.object("structured_outputs")? {
         let parts = Fields::within(object, "structured_outputs.");
+        if parts.names().next().is_none() {
+            return Err(
+                fields.error("structured_outputs", "says nothing; send one of its members, or leave it out")
+            );
+        }
         for (_, form) in GUIDED {
             found.extend(constraint(&parts, form, form)?);
         }

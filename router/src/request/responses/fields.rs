@@ -14,7 +14,7 @@ use super::tools;
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Fields that a chat takes as they are, vLLM's extensions among them.
-const SAME: [&str; 26] = [
+const SAME: [&str; 21] = [
     "model",
     "stream",
     "temperature",
@@ -36,12 +36,10 @@ const SAME: [&str; 26] = [
     "skip_special_tokens",
     "include_stop_str_in_output",
     "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "guided_whitespace_pattern",
 ];
+
+/// How those begin that hold an answer to something: a chat knows them, and refuses what it does not know.
+const GUIDED: &str = "guided_";
 
 /// Efforts that OpenAI's clients know.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
@@ -65,6 +63,7 @@ pub(super) fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), RouterError>
         ("conversation", "is not supported; use `previous_response_id`"),
         ("prompt", "is not supported; send `instructions` and `input`"),
         ("context_management", "is not supported; leave it out"),
+        ("response_format", "is a field of chats; send `text.format`"),
     ] {
         if fields.get(name).is_some() {
             return Err(fields.error(name, advice));
@@ -96,7 +95,7 @@ pub(super) fn chat(fields: &Fields<'_>, messages: Vec<Value>) -> Result<Map<Stri
     let mut put = |name: &str, value: Value| {
         chat.insert(name.to_owned(), value);
     };
-    for name in SAME {
+    for name in SAME.into_iter().chain(fields.names().filter(|name| name.starts_with(GUIDED))) {
         if let Some(value) = fields.get(name) {
             put(name, value.clone());
         }

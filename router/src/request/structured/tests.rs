@@ -64,7 +64,7 @@ fn every_spelling_is_understood() {
     for body in [
         json!({}),
         json!({"response_format": {"type": "text"}}),
-        json!({"response_format": null, "guided_json": null, "structured_outputs": {}}),
+        json!({"response_format": null, "guided_json": null, "structured_outputs": null}),
         json!({"structured_outputs": {"json_object": false}, "guided_decoding_backend": "xgrammar"}),
     ] {
         assert_eq!(read(body.clone()).unwrap(), None, "{body}");
@@ -118,6 +118,10 @@ fn one_constraint_at_a_time() {
         "structured_outputs.structural_tag",
         "not supported",
     );
+    check_refused(json!({"structured_outputs": {}}), "structured_outputs", "says nothing");
+    check_refused(json!({"structured_outputs": {"json": null}}), "structured_outputs", "says nothing");
+    let of_responses = json!({"text": {"format": {"type": "json_object"}}});
+    check_refused(of_responses, "text", "send `response_format`");
     check_refused(json!({"guided_choice": "a"}), "guided_choice", "array");
     check_refused(json!({"guided_choice": [7]}), "guided_choice", "strings");
     check_refused(json!({"guided_regex": 7}), "guided_regex", "string");
