@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::error::{RouterError, echo as shown};
 use crate::request::ValidRequest;
 use crate::request::common;
-use crate::request::fields::Fields;
+use crate::request::fields::{Fields, invalid};
 use crate::request::limits::{METADATA_ENTRIES_MAX, METADATA_KEY_CHARS_MAX, METADATA_VALUE_CHARS_MAX};
 
 use super::tools;
@@ -63,11 +63,17 @@ pub(super) fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), RouterError>
         ("conversation", "is not supported; use `previous_response_id`"),
         ("prompt", "is not supported; send `instructions` and `input`"),
         ("context_management", "is not supported; leave it out"),
-        ("response_format", "is a field of chats; send `text.format`"),
     ] {
         if fields.get(name).is_some() {
             return Err(fields.error(name, advice));
         }
+    }
+    if fields.get("response_format").is_some() {
+        // Told of the field to send: by its own name it would be told in the words of this API.
+        return Err(invalid(
+            Some("text".to_owned()),
+            "`response_format` is a field of chats; send `text.format`",
+        ));
     }
     match fields.integer("n", i64::MIN..=i64::MAX)? {
         None | Some(1) => Ok(()),

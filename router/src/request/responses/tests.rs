@@ -216,7 +216,11 @@ fn refusals_name_the_field() {
     check(json!({"background": true}), "background", "stream");
     check(json!({"truncation": "auto"}), "truncation", "leave out earlier items");
     check(json!({"truncation": "some"}), "truncation", "disabled");
-    check(json!({"response_format": {"type": "json_object"}}), "response_format", "`text.format`");
+    check(
+        json!({"response_format": {"type": "json_object"}}),
+        "text",
+        "`response_format` is a field of chats",
+    );
     check(json!({"guided_jsn": {}}), "guided_jsn", "not supported");
     check(json!({"guided_json_object": 1}), "guided_json_object", "boolean");
     check(json!({"conversation": "c"}), "conversation", "previous_response_id");
