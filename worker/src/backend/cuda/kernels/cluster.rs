@@ -141,6 +141,8 @@ impl Kernels {
         factors: Option<Factors>,
         behind: Option<Behind>,
     ) -> Result<(), CudaError> {
+        debug_assert!(self.has_clusters(gemm.m, gemm.n, gemm.store), "{gemm:?}");
+        debug_assert!(behind.is_none() || self.leaves_norm(gemm.m, gemm.n), "{gemm:?}");
         let Some(of) = self.clustered(gemm.m, gemm.n, gemm.store) else { return Ok(()) };
         let layout = if matches!(gemm.store, Store::Gated(_)) { Weights::Gated } else { Weights::Plain };
         let args = with_factors(args(&gemm).i32(gemm.store.number()), factors);
@@ -162,6 +164,7 @@ impl Kernels {
         factors: Option<Factors>,
         a: QkvArgs,
     ) -> Result<(), CudaError> {
+        debug_assert!(self.has_clusters(gemm.m, gemm.n, Store::Bf16), "{gemm:?}");
         let Some(of) = self.clustered(gemm.m, gemm.n, Store::Bf16) else { return Ok(()) };
         let args = args(&gemm).address(a.positions).address(a.places).address(a.bias).address(a.rope);
         let args = args.address(a.keys).address(a.values).int(a.q_heads).int(a.kv_heads).int(self.head_dim);
