@@ -100,17 +100,22 @@ async fn watch(
     router: &RunningRouter,
 ) -> String {
     let mut places = vec![None; count];
-    let mut is_announced = false;
-    while let Some(change) = workers.next().await {
+    let (mut served, mut is_announced) = (String::new(), false);
+    loop {
+        let change = tokio::select! {
+            change = workers.next() => change,
+            () = router.ready(count), if !is_announced => {
+                print_ready(router, &served);
+                is_announced = true;
+                continue;
+            }
+        };
+        let Some(change) = change else { return "no worker is left".to_owned() };
         match change {
             Change::Up(number, address, model) => {
                 places[number] = Some(address);
                 membership.set(places.iter().flatten().map(|address| (*address).into()));
-                if !is_announced {
-                    router.ready().await;
-                    print_ready(router, &model);
-                    is_announced = true;
-                }
+                served = model;
             }
             Change::Down(number) => {
                 places[number] = None;
@@ -119,7 +124,6 @@ async fn watch(
             Change::Failed(number, status) => return format!("worker {number} did not start: {status}"),
         }
     }
-    "no worker is left".to_owned()
 }
 
 /// Router and workers in this process.
@@ -176,7 +180,7 @@ async fn start_workers(
 /// Says when the first request may come, then watches; returns why an engine ended.
 async fn serve(router: &RunningRouter, workers: &[RunningWorker], model: &str) -> Arc<str> {
     let announce = async {
-        router.ready().await;
+        router.ready(workers.len()).await;
         print_ready(router, model);
     };
     let failure = select_all(workers.iter().map(|w| Box::pin(w.engine().ended())));

@@ -282,9 +282,9 @@ impl RunningRouter {
         &self.state
     }
 
-    /// Returns once a worker can take requests.
-    pub async fn ready(&self) {
-        self.state.workers.wait_for_ready(1).await;
+    /// Returns once so many workers can take requests.
+    pub async fn ready(&self, workers: usize) {
+        self.state.workers.wait_for_ready(workers).await;
     }
 
     /// Ends a drain as if its time were over, once it is cancelled.

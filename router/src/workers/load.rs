@@ -60,6 +60,13 @@ impl LoadView {
 }
 
 impl LoadBook {
+    /// Of a worker with so many KV blocks that has not reported yet: all of them are taken to be free.
+    pub fn new(kv_blocks: u64) -> Self {
+        let report =
+            v1::LoadReport { kv_blocks_total: kv_blocks, kv_blocks_free: kv_blocks, ..Default::default() };
+        Self { report, ..Self::default() }
+    }
+
     /// Takes in a report; `router_id` tells which echo is ours.
     pub fn report(&mut self, report: v1::LoadReport, router_id: &str, now: Instant) {
         self.included = report.booked.get(router_id).copied().unwrap_or(0);
@@ -171,6 +178,16 @@ mod tests {
         check(Some(5), (3, 150, 8));
         check(Some(6), (1, 50, 15));
         check(Some(7), (1, 50, 15));
+    }
+
+    #[test]
+    fn before_its_first_report_a_worker_has_all_its_blocks() {
+        let (mut book, now) = (LoadBook::new(20), Instant::now());
+        assert_eq!(book.view(now).kv_blocks_available, 20);
+        book.book(1, WEIGHT, now);
+        assert_eq!(book.view(now).kv_blocks_available, 13);
+        book.report(report(None), "me", now);
+        assert_eq!(book.view(now).kv_blocks_available, 8);
     }
 
     #[test]

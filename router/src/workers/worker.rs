@@ -78,7 +78,7 @@ impl Worker {
             state: watch::Sender::new(health.state(now)),
             inner: Mutex::new(Inner {
                 health,
-                load: LoadBook::default(),
+                load: LoadBook::new(about.kv_blocks_total),
                 in_flight: InFlight::default(),
                 confidence: Confidence::default(),
                 fills_blocks_since: None,

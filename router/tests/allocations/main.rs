@@ -45,7 +45,7 @@ async fn a_token_costs_no_more_behind_a_long_answer() {
     let membership = StaticMembership::new([worker.address.parse().unwrap()]);
     let router =
         Router::start(config, Arc::new(membership), Arc::new(MemoryIndex::new())).await.expect("it starts");
-    router.ready().await;
+    router.ready(1).await;
     let http = HttpClient::new(router.http_address());
     for (path, fields, before, behind) in cases() {
         let cost = async |tokens: usize| {

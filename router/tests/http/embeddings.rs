@@ -225,7 +225,7 @@ async fn a_fleet_without_embeddings_says_what_to_do() {
     let bundle = tokenizer::bundle(true, 512);
     let plain = SpeakingWorker::start_with("w0", &["tiny"], &bundle, &["grammar"]).await;
     let router = router(|_| {}, [plain.address.as_str()]).await;
-    router.ready().await;
+    router.ready(1).await;
     let http = thalweg_harness::HttpClient::new(router.http_address());
     let reply = http.post(EMBEDDINGS, &body(json!({}))).await;
     assert_eq!((reply.status.as_u16(), reply.error()["code"].as_str()), (503, Some("unavailable")));

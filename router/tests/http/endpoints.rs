@@ -66,7 +66,7 @@ async fn health_is_not_readiness() {
     assert_eq!(refused.header("retry-after"), Some("1"));
 
     let served = router(|_| {}, [worker.address.as_str()]).await;
-    served.ready().await;
+    served.ready(1).await;
     let http = thalweg_harness::HttpClient::new(served.http_address());
     assert_eq!(http.get("/ready").await.status, StatusCode::OK);
 }
@@ -133,7 +133,7 @@ async fn a_seed_is_drawn_for_each_request_that_gives_none() {
     let worker = SpeakingWorker::start("w0", &["tiny"], &tokenizer::bundle(true, 512)).await;
     for _ in 0..2 {
         let router = router(|_| {}, [worker.address.as_str()]).await;
-        router.ready().await;
+        router.ready(1).await;
         let http = thalweg_harness::HttpClient::new(router.http_address());
         for _ in 0..10 {
             http.post(CHAT, &chat(json!({}))).await;

@@ -60,7 +60,7 @@ pub(crate) async fn stage_with(change: impl FnOnce(&mut RouterConfig), with_temp
 pub(crate) async fn stage_of(change: impl FnOnce(&mut RouterConfig), bundle: &TokenizerBundle) -> Stage {
     let worker = SpeakingWorker::start("w0", &["tiny"], bundle).await;
     let router = router(change, [worker.address.as_str()]).await;
-    router.ready().await;
+    router.ready(1).await;
     let http = HttpClient::new(router.http_address());
     Stage { worker, router, http }
 }
