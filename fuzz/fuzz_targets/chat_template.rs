@@ -25,7 +25,8 @@ fuzz_target!(|text: &str| {
     let input = ChatInput {
         messages: &messages,
         tools: &Value::Null,
-        add_generation_prompt: true,
+        add_generation_prompt: source.len() % 3 == 0,
+        continue_final_message: source.len() % 3 == 1,
         kwargs: &Value::Null,
     };
     if let Ok(rendered) = template.render(&input, &TOKENIZER) {

@@ -34,9 +34,13 @@ pub struct TokenizedPrompt {
 /// in proportion to their length: never call it on the reactor.
 pub fn tokenize_request(request: &mut ValidRequest) -> Result<Vec<TokenizedPrompt>, RouterError> {
     let prompts = request.take_prompts();
-    let (model, wanted) = (request.model(), request.max_tokens());
+    let (model, wanted, most) = (request.model(), request.max_tokens(), request.truncate_to());
     let fits = |prompt: Prompt| {
-        let ids = tokenize(&prompt, model, Some(wanted))?;
+        // What is cut off has to be tokenised too.
+        let mut ids = tokenize(&prompt, model, most.is_none().then_some(wanted))?;
+        if let Some(most) = most {
+            ids.drain(..ids.len().saturating_sub(most));
+        }
         let max_tokens = fit(&ids, wanted, model)?;
         let echo = match prompt {
             Prompt::Text { text, .. } if request.reply().echo => Some(text),
@@ -123,6 +127,7 @@ fn tokenize_chat(chat: &Chat, model: &ModelEntry, limit: Option<MaxTokens>) -> R
         messages: &chat.messages,
         tools: &chat.tools,
         add_generation_prompt: chat.add_generation_prompt,
+        continue_final_message: chat.continue_final_message,
         kwargs: &chat.kwargs,
     };
     let rendered = template

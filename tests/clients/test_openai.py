@@ -35,6 +35,16 @@ def test_a_stream_says_what_the_whole_reply_says(client, cluster):
     assert len({c.id for c in chunks}) == 1
 
 
+def test_an_answer_that_was_begun_goes_on(client, cluster):
+    request = dict(model=cluster.model, temperature=0, max_tokens=16)
+    whole = client.chat.completions.create(**request, messages=QUESTION).choices[0].message.content
+    begun = " ".join(whole.split(" ")[:4])
+    messages = QUESTION + [{"role": "assistant", "content": begun}]
+    open_end = {"continue_final_message": True}
+    rest = client.chat.completions.create(**request, messages=messages, extra_body=open_end)
+    assert (begun + rest.choices[0].message.content).startswith(whole) and rest.choices[0].message.content
+
+
 def test_completions(client, cluster):
     request = dict(model=cluster.model, prompt="The quick brown fox", temperature=0, max_tokens=8)
     whole = client.completions.create(**request, logprobs=2)

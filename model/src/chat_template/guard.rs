@@ -27,20 +27,8 @@ pub(super) enum Style {
 }
 
 impl<'a> Guard<'a> {
-    /// Chooses a marker that occurs neither in what users gave nor in the template.
     pub(super) fn new(control: &'a ControlTokens, prepared: &Prepared<'_>, source: &str) -> Self {
-        let used = RefCell::new(HashSet::new());
-        let note = |text: &str| used.borrow_mut().extend(text.chars().filter(|char| is_candidate(*char)));
-        note(source);
-        prepared.all(&|text, _| {
-            note(text);
-            true
-        });
-        let used = used.into_inner();
-        // A text that holds every candidate loses one of its characters: the marker.
-        let free = candidates().find(|char| control.lacks(*char) && !used.contains(char));
-        let marker = free.unwrap_or(FIRST_CANDIDATE);
-        Self { control, marker }
+        Self { control, marker: unused_char(control, prepared, source) }
     }
 
     pub(super) fn marker(&self) -> char {
@@ -138,6 +126,20 @@ impl<'a> Guard<'a> {
         }
         at
     }
+}
+
+/// One that occurs neither in what users gave nor in the template. A text that holds every candidate loses one of its characters.
+pub(super) fn unused_char(control: &ControlTokens, prepared: &Prepared<'_>, source: &str) -> char {
+    let used = RefCell::new(HashSet::new());
+    let note = |text: &str| used.borrow_mut().extend(text.chars().filter(|char| is_candidate(*char)));
+    note(source);
+    prepared.all(&|text, _| {
+        note(text);
+        true
+    });
+    let used = used.into_inner();
+    let unused = candidates().find(|char| control.lacks(*char) && !used.contains(char));
+    unused.unwrap_or(FIRST_CANDIDATE)
 }
 
 /// Characters without a meaning between systems: noncharacters, then those for private use.

@@ -34,6 +34,8 @@ pub struct ChatInput<'a> {
     pub tools: &'a Value,
     /// Ends with the assistant's header.
     pub add_generation_prompt: bool,
+    /// Ends within the last message, for the model to go on with it: with its content, and nothing that closes it.
+    pub continue_final_message: bool,
     /// `chat_template_kwargs` of the request: an object, or null.
     pub kwargs: &'a Value,
 }
@@ -73,13 +75,22 @@ impl ChatTemplate {
         input: &ChatInput<'_>,
         tokenizer: &Tokenizer,
     ) -> Result<RenderedChat, TemplateError> {
-        let prepared = Prepared::new(input);
+        let mut prepared = Prepared::new(input);
+        let seam = input.continue_final_message.then(|| {
+            let seam = guard::unused_char(tokenizer.control(), &prepared, &self.source);
+            prepared.end_with(seam);
+            seam
+        });
         let guard = Guard::new(tokenizer.control(), &prepared, &self.source);
         let plain = self.render_lenient(&prepared, input.add_generation_prompt)?;
         let text = if guard.is_needed(&prepared) {
             self.render_guarded(&prepared, input.add_generation_prompt, &guard, plain)?
         } else {
             plain
+        };
+        let text = match seam {
+            Some(seam) => cut(text, seam, guard.marker())?,
+            None => text,
         };
         Ok(RenderedChat { text, marker: guard.marker() })
     }
@@ -114,15 +125,30 @@ impl ChatTemplate {
         let ours = [
             ("messages", jinja(&prepared.messages)),
             ("tools", jinja(&prepared.tools)),
-            ("documents", Jinja::from(())),
             ("add_generation_prompt", Jinja::from(generate)),
         ];
-        let context: BTreeMap<&str, Jinja> = given.chain(ours).collect();
+        let defaults = [("documents", Jinja::from(()))];
+        let context: BTreeMap<&str, Jinja> = defaults.into_iter().chain(given).chain(ours).collect();
         let template = self.environment.get_template(environment::NAME);
         template
             .and_then(|template| template.render(context))
             .map_err(|error| TemplateError(environment::words(&error)))
     }
+}
+
+/// The text up to the seam. Where the template has taken the space behind the seam away, it trims what it writes: then so is what
+/// stands before (transformers' `apply_chat_template` does the same).
+fn cut(mut text: String, seam: char, marker: char) -> Result<String, TemplateError> {
+    let Some(at) = text.rfind(seam) else {
+        let message = "it does not write the last message as it is, so that it cannot be continued";
+        return Err(TemplateError(message.to_owned()));
+    };
+    let is_trimmed = !text[at + seam.len_utf8()..].trim_start_matches(marker).starts_with(' ');
+    text.truncate(at);
+    if is_trimmed {
+        text.truncate(text.trim_end().len());
+    }
+    Ok(text)
 }
 
 fn jinja(value: &Value) -> Jinja {
@@ -150,6 +176,14 @@ impl<'a> Prepared<'a> {
             messages: with_parsed_arguments(input.messages),
             tools: if none { Cow::Owned(Value::Null) } else { Cow::Borrowed(input.tools) },
             kwargs: Cow::Borrowed(input.kwargs),
+        }
+    }
+
+    /// Marks where the last message's content ends.
+    fn end_with(&mut self, seam: char) {
+        let last = self.messages.to_mut().as_array_mut().and_then(|messages| messages.last_mut());
+        if let Some(message) = last.filter(|message| message.is_object()) {
+            message["content"] = json!(format!("{}{seam} ", message["content"].as_str().unwrap_or_default()));
         }
     }
 

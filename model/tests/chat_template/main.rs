@@ -6,6 +6,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod continued;
 mod injection;
 mod limits;
 mod missing;
@@ -58,5 +59,7 @@ pub(crate) fn render_with(
     tools: &Value,
     kwargs: &Value,
 ) -> Result<RenderedChat, TemplateError> {
-    template.render(&ChatInput { messages, tools, add_generation_prompt: true, kwargs }, tokenizer())
+    let input =
+        ChatInput { messages, tools, add_generation_prompt: true, continue_final_message: false, kwargs };
+    template.render(&input, tokenizer())
 }

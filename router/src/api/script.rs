@@ -13,17 +13,26 @@ pub(super) struct ChunkScript {
     writer: ChunkWriter,
     opened: Vec<bool>,
     include_usage: bool,
+    /// Every chunk tells what there is so far.
+    continuous_usage: bool,
 }
 
 impl ChunkScript {
     pub(super) fn new(session: &Session) -> Self {
         let request = &session.request;
-        let include_usage = request.reply().include_usage;
-        let writer = ChunkWriter::new(request.endpoint(), &session.head, include_usage);
-        Self { writer, opened: vec![false; session.assembly.choices()], include_usage }
+        let options = request.reply();
+        Self {
+            writer: ChunkWriter::new(request.endpoint(), &session.head, options.include_usage),
+            opened: vec![false; session.assembly.choices()],
+            include_usage: options.include_usage,
+            continuous_usage: options.include_usage && options.continuous_usage,
+        }
     }
 
     pub(super) fn piece(&mut self, session: &Session, piece: &Piece, out: &mut Vec<u8>) {
+        if self.continuous_usage {
+            self.writer.tell_usage(&session.assembly.usage());
+        }
         if !std::mem::replace(&mut self.opened[piece.choice], true) {
             self.open(session, piece.choice, out);
         }
@@ -86,13 +95,11 @@ impl ChunkScript {
 /// A chunk's logprobs as JSON, if the client asked for them.
 fn logprobs(session: &Session, tokens: &[TokenInfo], are_prompt: bool) -> Option<Vec<u8>> {
     let count = session.request.reply().logprobs.filter(|_| !tokens.is_empty())?;
-    let tokenizer = &session.request.model().tokenizer;
+    let names = session.token_names();
     let mut out = Vec::new();
     match session.request.endpoint() {
-        Endpoint::Chat | Endpoint::Responses => json(&mut out, &ChatLogprobs::new(tokenizer, tokens)),
-        Endpoint::Completions => {
-            json(&mut out, &CompletionLogprobs::new(tokenizer, tokens, count, are_prompt))
-        }
+        Endpoint::Chat | Endpoint::Responses => json(&mut out, &ChatLogprobs::new(names, tokens)),
+        Endpoint::Completions => json(&mut out, &CompletionLogprobs::new(names, tokens, count, are_prompt)),
     }
     Some(out)
 }

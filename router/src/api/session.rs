@@ -10,6 +10,7 @@ use crate::dispatch::{ChoiceEnder, Tokenized};
 use crate::error::RouterError;
 use crate::output::Assembly;
 use crate::output::choice::Piece;
+use crate::output::logprobs::TokenNames;
 use crate::request::ValidRequest;
 use crate::sse::chunk::ReplyHead;
 use crate::tokenize::TokenizedPrompt;
@@ -32,6 +33,12 @@ pub(super) struct Session {
 }
 
 impl Session {
+    /// What log probabilities call tokens.
+    pub(super) fn token_names(&self) -> TokenNames<'_> {
+        let tokenizer = &self.request.model().tokenizer;
+        TokenNames { tokenizer, are_ids: self.request.reply().names_are_ids }
+    }
+
     /// Takes what was parsed and tokenised to the workers, at the first call of `next`.
     pub(super) fn new(
         api: &Api,

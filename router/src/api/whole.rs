@@ -135,9 +135,9 @@ fn reply(session: &Session, choices: Vec<Collected>) -> Reply<'_> {
 
 fn chat_choice<'a>(session: &Session, index: usize, collected: Collected) -> Choice<'a> {
     let options = session.request.reply();
-    let tokenizer = &session.request.model().tokenizer;
-    let logprobs =
-        options.logprobs.map(|_| Logprobs::Chat(ChatLogprobs::new(tokenizer, &collected.logprobs)));
+    let logprobs = options
+        .logprobs
+        .map(|_| Logprobs::Chat(ChatLogprobs::new(session.token_names(), &collected.logprobs)));
     let content = Content::Message(Message::new(collected.text, collected.reasoning, collected.calls));
     let (finish_reason, stop_reason) = finish(collected.finish);
     Choice {
@@ -162,8 +162,8 @@ fn choice(session: &Session, index: usize, mut collected: Collected) -> Choice<'
         collected.logprobs.splice(0..0, echoed);
     }
     let logprobs = options.logprobs.map(|count| {
-        let tokenizer = &session.request.model().tokenizer;
-        let logprobs = CompletionLogprobs::new(tokenizer, &collected.logprobs, count, echo.is_some());
+        let names = session.token_names();
+        let logprobs = CompletionLogprobs::new(names, &collected.logprobs, count, echo.is_some());
         Logprobs::Completion(logprobs)
     });
     let (finish_reason, stop_reason) = finish(collected.finish);

@@ -10,6 +10,20 @@ use super::choice::TokenInfo;
 /// JSON has no infinity. vLLM's clients know this floor.
 const FLOOR: f64 = -9999.0;
 
+/// What tokens are called.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenNames<'a> {
+    pub(crate) tokenizer: &'a Tokenizer,
+    /// vLLM's `token_id:97` instead of the token's text, which need not be valid UTF-8.
+    pub(crate) are_ids: bool,
+}
+
+impl TokenNames<'_> {
+    fn name(&self, id: u32) -> String {
+        if self.are_ids { format!("token_id:{id}") } else { self.tokenizer.token_text(id) }
+    }
+}
+
 /// `choices[].logprobs` of a chat.
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatLogprobs {
@@ -40,15 +54,10 @@ pub(crate) struct CompletionLogprobs {
 }
 
 impl ChatLogprobs {
-    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[TokenInfo]) -> Self {
+    pub(crate) fn new(names: TokenNames<'_>, tokens: &[TokenInfo]) -> Self {
         let entry = |info: &TokenInfo| ChatToken {
-            token: scored(tokenizer, info.logprobs.token_id, info.logprobs.logprob),
-            top_logprobs: info
-                .logprobs
-                .top
-                .iter()
-                .map(|t| scored(tokenizer, t.token_id, t.logprob))
-                .collect(),
+            token: scored(names, info.logprobs.token_id, info.logprobs.logprob),
+            top_logprobs: info.logprobs.top.iter().map(|t| scored(names, t.token_id, t.logprob)).collect(),
         };
         Self { content: tokens.iter().map(entry).collect() }
     }
@@ -63,7 +72,7 @@ impl ChatLogprobs {
 impl CompletionLogprobs {
     /// `first_is_prompt`: the first token has nothing before it, and so no probability.
     pub(crate) fn new(
-        tokenizer: &Tokenizer,
+        names: TokenNames<'_>,
         tokens: &[TokenInfo],
         count: u32,
         first_is_prompt: bool,
@@ -71,9 +80,9 @@ impl CompletionLogprobs {
         let mut all = Self::default();
         for (at, info) in tokens.iter().enumerate() {
             let known = at > 0 || !first_is_prompt;
-            all.tokens.push(tokenizer.token_text(info.logprobs.token_id));
+            all.tokens.push(names.name(info.logprobs.token_id));
             all.token_logprobs.push(known.then(|| finite(info.logprobs.logprob)));
-            all.top_logprobs.push(known.then(|| top_by_text(tokenizer, &info.logprobs, count)));
+            all.top_logprobs.push(known.then(|| top_by_name(names, &info.logprobs, count)));
             all.text_offset.push(info.text_offset);
         }
         all
@@ -102,22 +111,21 @@ pub(crate) fn prompt_logprobs(tokenizer: &Tokenizer, tokens: &[v1::TokenLogprobs
 }
 
 /// The token itself and its alternatives. Where two tokens read the same, the likelier one stays.
-fn top_by_text(tokenizer: &Tokenizer, token: &v1::TokenLogprobs, count: u32) -> Map<String, Value> {
+fn top_by_name(names: TokenNames<'_>, token: &v1::TokenLogprobs, count: u32) -> Map<String, Value> {
     let mut map = Map::new();
-    map.insert(tokenizer.token_text(token.token_id), json!(finite(token.logprob)));
+    map.insert(names.name(token.token_id), json!(finite(token.logprob)));
     for top in token.top.iter().take(count as usize) {
-        map.entry(tokenizer.token_text(top.token_id)).or_insert_with(|| json!(finite(top.logprob)));
+        map.entry(names.name(top.token_id)).or_insert_with(|| json!(finite(top.logprob)));
     }
     map
 }
 
-fn scored(tokenizer: &Tokenizer, id: u32, logprob: f32) -> ScoredToken {
-    let token = tokenizer.token_text(id);
-    let bytes = match tokenizer.token_bytes(id) {
-        bytes if bytes.is_empty() => token.as_bytes().to_vec(),
+fn scored(names: TokenNames<'_>, id: u32, logprob: f32) -> ScoredToken {
+    let bytes = match names.tokenizer.token_bytes(id) {
+        bytes if bytes.is_empty() => names.tokenizer.token_text(id).into_bytes(),
         bytes => bytes,
     };
-    ScoredToken { token, logprob: finite(logprob), bytes }
+    ScoredToken { token: names.name(id), logprob: finite(logprob), bytes }
 }
 
 /// At most 0 and never infinite or NaN. Of double width, so that every shape prints the same digits.

@@ -5,7 +5,7 @@ pub(crate) mod echo;
 pub(crate) mod logprobs;
 pub(crate) mod part;
 pub(crate) mod reader;
-mod reasoning;
+pub(crate) mod reasoning;
 mod stop;
 pub(crate) mod tools;
 

@@ -2,8 +2,8 @@
 
 use super::part::Part;
 
-pub(super) const OPEN: &str = "<think>";
-pub(super) const CLOSE: &str = "</think>";
+pub(crate) const OPEN: &str = "<think>";
+pub(crate) const CLOSE: &str = "</think>";
 
 /// Splits one choice's text. White space next to the two marks belongs to neither side.
 #[derive(Debug)]

@@ -196,7 +196,8 @@ fn logprobs_are_finite_and_shaped_as_clients_know_them() {
         },
         text_offset: 4,
     };
-    let chat = logprobs::ChatLogprobs::new(&tokenizer, &[token(97, f32::NAN)]);
+    let texts = logprobs::TokenNames { tokenizer: &tokenizer, are_ids: false };
+    let chat = logprobs::ChatLogprobs::new(texts, &[token(97, f32::NAN)]);
     let scored =
         |token: &str, logprob: f64| json!({"token": token, "logprob": logprob, "bytes": token.as_bytes()});
     let mut entry = scored("a", -9999.0);
@@ -204,12 +205,24 @@ fn logprobs_are_finite_and_shaped_as_clients_know_them() {
     assert_eq!(serde_json::to_value(chat).expect("JSON"), json!({"content": [entry]}));
 
     let infos = [token(97, f32::NEG_INFINITY), token(97, -2.0)];
-    let legacy = logprobs::CompletionLogprobs::new(&tokenizer, &infos, 1, true);
+    let legacy = logprobs::CompletionLogprobs::new(texts, &infos, 1, true);
     let expected = json!({
         "tokens": ["a", "a"], "token_logprobs": [null, -2.0],
         "top_logprobs": [null, {"a": -2.0, "b": -0.5}], "text_offset": [4, 4],
     });
     assert_eq!(serde_json::to_value(legacy).expect("JSON"), expected);
+
+    let ids = logprobs::TokenNames { are_ids: true, ..texts };
+    let legacy = logprobs::CompletionLogprobs::new(ids, &infos, 1, true);
+    let expected = json!({
+        "tokens": ["token_id:97", "token_id:97"], "token_logprobs": [null, -2.0],
+        "top_logprobs": [null, {"token_id:97": -2.0, "token_id:98": -0.5}], "text_offset": [4, 4],
+    });
+    assert_eq!(serde_json::to_value(legacy).expect("JSON"), expected);
+    let chat = serde_json::to_value(logprobs::ChatLogprobs::new(ids, &[token(97, -1.0)])).expect("JSON");
+    let named = json!({"token": "token_id:97", "logprob": -1.0, "bytes": [97]});
+    assert_eq!(chat["content"][0]["token"], named["token"]);
+    assert_eq!(chat["content"][0]["bytes"], named["bytes"]);
 
     let raw: Vec<_> = infos.iter().map(|i| i.logprobs.clone()).collect();
     let prompt = logprobs::prompt_logprobs(&tokenizer, &raw, 1);

@@ -2,9 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::RouterError;
+use crate::error::{RouterError, echo};
 use crate::models::ModelEntry;
-use crate::output::reader::Reading;
+use crate::output::reader::{Reading, Reasoning};
+use crate::output::reasoning::{CLOSE, OPEN};
 
 use super::common::{self, take};
 use super::fields::{Fields, invalid};
@@ -13,6 +14,9 @@ use super::unsupported::refuse_unsupported;
 use super::{
     Chat, Endpoint, MaxTokens, Prompt, Served, ValidRequest, messages, sampling, structured, tool_prompt,
 };
+
+/// Efforts that OpenAI's clients know.
+const REASONING_EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// Reads a chat request for one of the models served.
 pub fn parse_chat(mut body: Map<String, Value>, served: &Served<'_>) -> Result<ValidRequest, RouterError> {
@@ -29,13 +33,15 @@ pub fn parse_chat(mut body: Map<String, Value>, served: &Served<'_>) -> Result<V
     common::check_min_tokens(&fields, params.min_tokens, explicit)?;
     let (chat, tools) = chat(chat_values, &fields, &model)?;
     let structure = structured::structure(&fields)?;
+    let reasoning = model.dialect.reasoning(served.surface.reasoning_parser);
     reply.reading = Reading {
-        reasoning: model.dialect.reasoning(served.surface.reasoning_parser),
+        reasoning: if chat.continue_final_message { within_thoughts(&chat, reasoning) } else { reasoning },
         tools: tools.plan(model.dialect.tool_format(served.surface.tool_call_parser), structure.is_some()),
     };
     Ok(ValidRequest {
         endpoint: Endpoint::Chat,
         prompts: vec![Prompt::Chat(chat)],
+        truncate_to: common::truncate_to(&fields, common::room_for_prompt(&model, explicit))?,
         choices: sampling::choices(&fields, served.choices_max)?,
         sampling: params,
         max_tokens: explicit.map_or(MaxTokens::Default(u32::MAX), MaxTokens::Explicit),
@@ -52,6 +58,7 @@ pub fn parse_chat(mut body: Map<String, Value>, served: &Served<'_>) -> Result<V
 pub(super) struct ChatValues {
     messages: Option<Value>,
     tools: Option<Value>,
+    documents: Option<Value>,
     kwargs: Option<Value>,
 }
 
@@ -60,6 +67,7 @@ impl ChatValues {
         Self {
             messages: take(body, "messages"),
             tools: take(body, "tools"),
+            documents: take(body, "documents"),
             kwargs: take(body, "chat_template_kwargs"),
         }
     }
@@ -71,7 +79,7 @@ impl ChatValues {
     /// Refuses what no chat could use.
     pub(super) fn check(self, fields: &Fields<'_>) -> Result<(), RouterError> {
         Tools::read(self.tools, fields)?;
-        template_kwargs(self.kwargs, fields).map(|_| ())
+        template_kwargs(self.kwargs, self.documents, fields).map(|_| ())
     }
 }
 
@@ -85,7 +93,7 @@ pub(super) fn chat(
     let tools = Tools::read(values.tools, fields)?;
     tool_prompt::tell(&mut messages, &tools.definitions, model.dialect);
     tool_prompt::adapt(&mut messages, model.dialect);
-    let kwargs = template_kwargs(values.kwargs, fields)?;
+    let kwargs = template_kwargs(values.kwargs, values.documents, fields)?;
     if model.template.is_none() {
         let message = format!(
             "the model `{}` has no chat template; start its workers with --chat-template FILE, or use /v1/completions",
@@ -93,17 +101,78 @@ pub(super) fn chat(
         );
         return Err(RouterError::field("messages", message));
     }
-    let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
-    let chat = Chat { messages, tools: tools.definitions.clone(), kwargs, add_generation_prompt };
+    let continue_final_message = fields.boolean("continue_final_message")?.unwrap_or(false);
+    let add_generation_prompt = fields.boolean("add_generation_prompt")?;
+    if continue_final_message {
+        check_continued(&messages, add_generation_prompt, fields)?;
+    }
+    let chat = Chat {
+        messages,
+        tools: tools.definitions.clone(),
+        kwargs,
+        add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
+        continue_final_message,
+    };
     Ok((chat, tools))
 }
 
-fn template_kwargs(value: Option<Value>, fields: &Fields<'_>) -> Result<Value, RouterError> {
-    match value {
-        None | Some(Value::Null) => Ok(Value::Null),
-        Some(object @ Value::Object(_)) => Ok(object),
-        Some(_) => Err(fields.error("chat_template_kwargs", "must be an object")),
+/// The last message is text of the assistant that can be gone on with.
+fn check_continued(
+    messages: &Value,
+    add_generation_prompt: Option<bool>,
+    fields: &Fields<'_>,
+) -> Result<(), RouterError> {
+    let name = "continue_final_message";
+    if add_generation_prompt == Some(true) {
+        return Err(fields.error(name, "and `add_generation_prompt` exclude each other; send one of them"));
     }
+    let last = messages.as_array().and_then(|messages| messages.last());
+    match last.filter(|last| last["role"] == "assistant" && last["content"].is_string()) {
+        Some(last) if last.get("tool_calls").is_none() => Ok(()),
+        _ => Err(fields.error(name, "needs a last message of the assistant that is text and calls no tools")),
+    }
+}
+
+/// What is to come where an answer goes on: the rest of thoughts that it leaves open, or none.
+fn within_thoughts(chat: &Chat, reasoning: Option<Reasoning>) -> Option<Reasoning> {
+    let last = chat.messages.as_array()?.last()?["content"].as_str()?;
+    (last.rfind(OPEN) > last.rfind(CLOSE)).then_some(Reasoning::Assumed).filter(|_| reasoning.is_some())
+}
+
+/// What the template is told beside messages and tools, null if nothing: what the client tells it itself goes before the fields
+/// that mean the same.
+fn template_kwargs(
+    kwargs: Option<Value>,
+    documents: Option<Value>,
+    fields: &Fields<'_>,
+) -> Result<Value, RouterError> {
+    let mut kwargs = match kwargs {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(kwargs)) => kwargs,
+        Some(_) => return Err(fields.error("chat_template_kwargs", "must be an object")),
+    };
+    match documents {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(documents)) if documents.iter().all(Value::is_object) => {
+            kwargs.entry("documents").or_insert(Value::Array(documents));
+        }
+        Some(_) => return Err(fields.error("documents", "must be an array of objects")),
+    }
+    match fields.string("reasoning_effort")? {
+        None => {}
+        Some("none") => {
+            kwargs.entry("enable_thinking").or_insert(Value::Bool(false));
+        }
+        Some(effort) if REASONING_EFFORTS.contains(&effort) => {
+            kwargs.entry("reasoning_effort").or_insert(Value::from(effort));
+        }
+        Some(other) => {
+            let efforts = REASONING_EFFORTS.join(", ");
+            let message = format!("must be one of {efforts}, not {:?}", echo(other));
+            return Err(fields.error("reasoning_effort", message));
+        }
+    }
+    Ok(if kwargs.is_empty() { Value::Null } else { Value::Object(kwargs) })
 }
 
 /// `max_completion_tokens` is the new name of `max_tokens`; given both they must agree.

@@ -57,10 +57,13 @@ pub(super) fn sampling_and_reply(
     let params = sampling::sampling(fields, vocab_size, served.draw_seed)?;
     let flag = |name, default| fields.boolean(name).map(|v| v.unwrap_or(default));
     let stream = flag("stream", false)?;
+    let [include_usage, continuous_usage] = usage_of_stream(fields, stream)?;
     let reply = ReplyOptions {
         stream,
-        include_usage: include_usage(fields, stream)?,
+        include_usage,
+        continuous_usage,
         return_token_ids: flag("return_token_ids", false)?,
+        names_are_ids: flag("return_tokens_as_token_ids", false)?,
         stop: sampling::stop_strings(fields)?,
         include_stop: flag("include_stop_str_in_output", false)?,
         skip_special: flag("skip_special_tokens", true)?,
@@ -106,12 +109,37 @@ pub(super) fn take(body: &mut Map<String, Value>, name: &str) -> Option<Value> {
     body.get_mut(name).map(Value::take)
 }
 
-fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, RouterError> {
-    let Some(options) = fields.object("stream_options")? else { return Ok(false) };
+/// Whether usage ends the stream, and whether vLLM's clients then want it in every chunk as well.
+fn usage_of_stream(fields: &Fields<'_>, stream: bool) -> Result<[bool; 2], RouterError> {
+    let Some(options) = fields.object("stream_options")? else { return Ok([false; 2]) };
     if !stream {
         return Err(fields.error("stream_options", "is allowed only with \"stream\": true"));
     }
-    Ok(Fields::within(options, "stream_options.").boolean("include_usage")?.unwrap_or(false))
+    let options = Fields::within(options, "stream_options.");
+    let flag = |name| options.boolean(name).map(|v| v.unwrap_or(false));
+    Ok([flag("include_usage")?, flag("continuous_usage_stats")?])
+}
+
+/// Tokens that a prompt may have before so many of output, one if nobody says.
+pub(super) fn room_for_prompt(model: &ModelEntry, output: Option<u32>) -> u32 {
+    model.max_model_len.saturating_sub(output.unwrap_or(1)).max(1)
+}
+
+/// vLLM's `truncate_prompt_tokens`: so many tokens of a prompt that are kept, -1 standing for the context's `room`.
+pub(super) fn truncate_to(fields: &Fields<'_>, room: u32) -> Result<Option<usize>, RouterError> {
+    let name = "truncate_prompt_tokens";
+    match fields.integer(name, -1..=i64::from(u32::MAX))? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(room as usize)),
+        Some(0) => {
+            Err(fields.error(name, "is 0; at least one token must be left, or -1 for the model's context"))
+        }
+        Some(most) if most > i64::from(room) => {
+            Err(fields
+                .error(name, format!("is {most}, but the model's context has room for {room}; lower it")))
+        }
+        Some(most) => Ok(usize::try_from(most).ok()),
+    }
 }
 
 fn prompt_logprobs(fields: &Fields<'_>, stream: bool) -> Result<Option<u32>, RouterError> {

@@ -35,8 +35,19 @@ pub fn parse_completion(
         (true, Some(count)) => Some(count.max(reply.prompt_logprobs.unwrap_or(0))),
         _ => reply.prompt_logprobs,
     };
-    let explicit = fields.count("max_tokens", 1)?;
+    // A prompt whose log probabilities are all that is wanted takes a token of the worker, which nobody sees.
+    let (explicit, prompt_only) = match fields.count("max_tokens", i64::from(!reply.echo))? {
+        Some(0) => (Some(1), true),
+        max => (max, false),
+    };
+    reply.prompt_only = prompt_only;
     common::check_min_tokens(&fields, params.min_tokens, explicit)?;
+    let truncate_to = common::truncate_to(&fields, common::room_for_prompt(&model, explicit))?;
+    if reply.echo && truncate_to.is_some() {
+        return Err(
+            fields.error("truncate_prompt_tokens", "is not available with `echo`; shorten the prompt")
+        );
+    }
     let bos = fields.boolean("add_special_tokens")?.unwrap_or(true);
     let vocab_size = model.tokenizer.vocab_size();
     let prompts = PromptField { name: "prompt", most: PROMPTS_MAX, vocab_size, bos }.read(prompt)?;
@@ -48,6 +59,7 @@ pub fn parse_completion(
     Ok(ValidRequest {
         endpoint: Endpoint::Completions,
         prompts,
+        truncate_to,
         choices,
         sampling: params,
         max_tokens: explicit.map_or(MaxTokens::Default(DEFAULT_MAX_TOKENS), MaxTokens::Explicit),

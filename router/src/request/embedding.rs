@@ -65,7 +65,7 @@ pub fn parse_embedding(
         info,
         encoding: encoding(&fields)?,
         dimensions: dimensions(&fields, info.width)?,
-        truncate_to: truncate_to(&fields, model.max_model_len)?,
+        truncate_to: common::truncate_to(&fields, model.max_model_len)?,
         cache_salt: common::cache_salt(&fields)?,
         priority: common::priority(&fields)?,
         model,
@@ -88,23 +88,6 @@ fn dimensions(fields: &Fields<'_>, width: u32) -> Result<Option<usize>, RouterEr
             Err(fields.error("dimensions", message))
         }
         wanted => Ok(wanted.map(|wanted| wanted as usize)),
-    }
-}
-
-/// vLLM's: -1 stands for the model's context.
-fn truncate_to(fields: &Fields<'_>, context: u32) -> Result<Option<usize>, RouterError> {
-    let name = "truncate_prompt_tokens";
-    match fields.integer(name, -1..=i64::from(u32::MAX))? {
-        None => Ok(None),
-        Some(-1) => Ok(Some(context as usize)),
-        Some(0) => {
-            Err(fields.error(name, "is 0; at least one token must be left, or -1 for the model's context"))
-        }
-        Some(most) if most > i64::from(context) => {
-            Err(fields
-                .error(name, format!("is {most}, but the model's context is {context} tokens; lower it")))
-        }
-        Some(most) => Ok(usize::try_from(most).ok()),
     }
 }
 

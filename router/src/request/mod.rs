@@ -101,6 +101,7 @@ pub struct Chat {
     pub(crate) tools: Value,
     pub(crate) kwargs: Value,
     pub(crate) add_generation_prompt: bool,
+    pub(crate) continue_final_message: bool,
 }
 
 /// A generation request in which every field has been checked, but for the prompt's length: that needs the tokenizer.
@@ -109,6 +110,8 @@ pub struct ValidRequest {
     endpoint: Endpoint,
     model: Arc<ModelEntry>,
     prompts: Vec<Prompt>,
+    /// Of each prompt, the last tokens that count.
+    truncate_to: Option<usize>,
     choices: u32,
     sampling: v1::SamplingParams,
     max_tokens: MaxTokens,
@@ -133,8 +136,13 @@ pub enum MaxTokens {
 pub struct ReplyOptions {
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
+    pub(crate) continuous_usage: bool,
     pub(crate) echo: bool,
+    /// The answer is the echo.
+    pub(crate) prompt_only: bool,
     pub(crate) return_token_ids: bool,
+    /// Log probabilities call tokens by their ids.
+    pub(crate) names_are_ids: bool,
     pub(crate) stop: Vec<String>,
     pub(crate) include_stop: bool,
     pub(crate) skip_special: bool,
@@ -159,6 +167,11 @@ impl ValidRequest {
     /// At least one, the first time.
     pub(crate) fn take_prompts(&mut self) -> Vec<Prompt> {
         std::mem::take(&mut self.prompts)
+    }
+
+    /// Tokens of each prompt that count at most, from its end; None if all do.
+    pub(crate) fn truncate_to(&self) -> Option<usize> {
+        self.truncate_to
     }
 
     /// Choices per prompt, at least one.

@@ -23,19 +23,15 @@ fn reason(name: &str, value: &Value) -> Option<&'static str> {
         "functions" | "function_call" => Some("is not supported; use `tools` and `tool_choice`"),
         "suffix" => (value.as_str() != Some("")).then_some("is not supported; send the whole prompt"),
         "use_beam_search" => is_on.then_some("is not supported; use `n` with a temperature"),
-        "continue_final_message" => is_on.then_some("is not supported yet; use /v1/completions"),
         "modalities" => (value != &serde_json::json!(["text"])).then_some("must be [\"text\"]"),
         "audio" => Some("is not supported; this model writes text only"),
         "chat_template" => Some("cannot be sent with a request; start the worker with --chat-template"),
-        "truncate_prompt_tokens" => Some("is not supported; shorten the prompt"),
         "prompt_embeds" => Some("is not supported; send `prompt`"),
         "logits_processors" => Some("is not supported; use `logit_bias`"),
         "bad_words" | "allowed_token_ids" => {
             (value != &serde_json::json!([])).then_some("is not supported yet; use `logit_bias`")
         }
-        "structural_tag" | "documents" | "thinking_token_budget" => {
-            Some("is not supported yet; leave it out")
-        }
+        "structural_tag" | "thinking_token_budget" => Some("is not supported yet; leave it out"),
         _ => None,
     }
 }

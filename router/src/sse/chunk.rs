@@ -28,7 +28,8 @@ pub(crate) struct ChunkWriter {
     endpoint: Endpoint,
     /// `data: {"id":..,"choices":[` up to the first choice.
     prefix: Vec<u8>,
-    suffix: &'static [u8],
+    /// From the end of the last choice on.
+    suffix: Vec<u8>,
 }
 
 /// One choice's part of a chunk.
@@ -50,7 +51,13 @@ impl ChunkWriter {
         prefix.pop();
         prefix.extend_from_slice(b",\"choices\":[");
         let suffix: &[u8] = if include_usage { b"],\"usage\":null}\n\n" } else { b"]}\n\n" };
-        Self { endpoint, prefix, suffix }
+        Self { endpoint, prefix, suffix: suffix.to_vec() }
+    }
+
+    /// Chunks from here on carry this usage.
+    pub(crate) fn tell_usage(&mut self, usage: &Usage) {
+        self.suffix.clear();
+        write_usage(&mut self.suffix, usage);
     }
 
     /// The chunk that names the speaker of a chat's choice.
@@ -59,7 +66,7 @@ impl ChunkWriter {
         out.extend_from_slice(b"\"delta\":{\"role\":\"assistant\",\"content\":\"\"},");
         out.extend_from_slice(b"\"logprobs\":null,\"finish_reason\":null}");
         match prompt_token_ids {
-            None => out.extend_from_slice(self.suffix),
+            None => out.extend_from_slice(&self.suffix),
             Some(ids) => {
                 out.extend_from_slice(b"],\"prompt_token_ids\":");
                 json(out, ids);
@@ -94,7 +101,7 @@ impl ChunkWriter {
             }
         }
         out.push(b'}');
-        out.extend_from_slice(self.suffix);
+        out.extend_from_slice(&self.suffix);
     }
 
     /// The last chunk of a choice.
@@ -110,15 +117,13 @@ impl ChunkWriter {
         out.extend_from_slice(b",\"stop_reason\":");
         json(out, stop_reason);
         out.push(b'}');
-        out.extend_from_slice(self.suffix);
+        out.extend_from_slice(&self.suffix);
     }
 
     /// The chunk without choices that ends a stream whose client asked for usage.
     pub(crate) fn usage(&self, out: &mut Vec<u8>, usage: &Usage) {
         out.extend_from_slice(&self.prefix);
-        out.extend_from_slice(b"],\"usage\":");
-        json(out, usage);
-        out.extend_from_slice(b"}\n\n");
+        write_usage(out, usage);
     }
 
     /// A chunk of a chat whose delta is something else than content.
@@ -127,7 +132,7 @@ impl ChunkWriter {
         out.extend_from_slice(b"\"delta\":");
         json(out, delta);
         out.extend_from_slice(b",\"logprobs\":null,\"finish_reason\":null}");
-        out.extend_from_slice(self.suffix);
+        out.extend_from_slice(&self.suffix);
     }
 
     fn open(&self, out: &mut Vec<u8>, index: usize) {
@@ -136,6 +141,13 @@ impl ChunkWriter {
         json(out, &index);
         out.push(b',');
     }
+}
+
+/// The end of a chunk behind its choices.
+fn write_usage(out: &mut Vec<u8>, usage: &Usage) {
+    out.extend_from_slice(b"],\"usage\":");
+    json(out, usage);
+    out.extend_from_slice(b"}\n\n");
 }
 
 /// The event that ends a stream which could not be completed.

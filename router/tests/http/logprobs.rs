@@ -69,6 +69,28 @@ async fn an_echoed_prompt_has_an_entry_per_token_the_first_without_probability()
 }
 
 #[tokio::test]
+async fn a_prompt_can_be_scored_without_an_answer() {
+    let stage = stage().await;
+    stage.worker.says("xy");
+    let fields = json!({"prompt": ["az", "b"], "echo": true, "logprobs": 1, "max_tokens": 0});
+    let reply = stage.http.post(COMPLETIONS, &completion(fields)).await.json();
+    for (choice, (text, tokens)) in reply["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip([("az", json!(["<s>", "a", "z"])), ("b", json!(["<s>", "b"]))])
+    {
+        assert_eq!((&choice["text"], &choice["logprobs"]["tokens"]), (&json!(text), &tokens));
+        assert_eq!(choice["finish_reason"], "length");
+    }
+    assert_eq!(reply["usage"]["completion_tokens"], 0);
+    let streamed = completion(json!({"prompt": "az", "echo": true, "max_tokens": 0, "stream": true}));
+    let chunks = stage.http.post(COMPLETIONS, &streamed).await.chunks();
+    let texts: Vec<_> = chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["az", ""]);
+}
+
+#[tokio::test]
 async fn prompt_logprobs_come_by_token_id() {
     let stage = stage().await;
     let entry = json!([null, {

@@ -63,6 +63,13 @@ async fn usage_comes_once_and_only_when_asked_for() {
     for options in [json!(null), json!({}), json!({"include_usage": false})] {
         assert!(run(options).await.iter().all(|c| c.get("usage").is_none()));
     }
+    assert!(run(json!({"continuous_usage_stats": true})).await.iter().all(|c| c.get("usage").is_none()));
+
+    let chunks = run(json!({"include_usage": true, "continuous_usage_stats": true})).await;
+    let counts: Vec<_> =
+        chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+    assert!(counts.is_sorted() && counts[0] < counts[counts.len() - 1], "{counts:?}");
+    assert_eq!(chunks.last().unwrap()["usage"], whole["usage"]);
 }
 
 #[tokio::test]

@@ -90,7 +90,7 @@ impl ResponseScript {
     pub(crate) fn piece(&mut self, session: &Session, piece: &Piece) {
         self.open();
         let logprobs = if self.has_logprobs && !piece.logprobs.is_empty() {
-            ChatLogprobs::new(&session.request.model().tokenizer, &piece.logprobs).into_values()
+            ChatLogprobs::new(session.token_names(), &piece.logprobs).into_values()
         } else {
             Vec::new()
         };

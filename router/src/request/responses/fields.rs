@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{RouterError, echo as shown};
+use crate::error::RouterError;
 use crate::request::ValidRequest;
 use crate::request::common;
 use crate::request::fields::{Fields, invalid};
@@ -14,7 +14,7 @@ use super::tools;
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Fields that a chat takes as they are, vLLM's extensions among them.
-const SAME: [&str; 21] = [
+const SAME: [&str; 24] = [
     "model",
     "stream",
     "temperature",
@@ -36,13 +36,13 @@ const SAME: [&str; 21] = [
     "skip_special_tokens",
     "include_stop_str_in_output",
     "structured_outputs",
+    "chat_template_kwargs",
+    "documents",
+    "truncate_prompt_tokens",
 ];
 
 /// How those begin that hold an answer to something: a chat knows them, and refuses what it does not know.
 const GUIDED: &str = "guided_";
-
-/// Efforts that OpenAI's clients know.
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// Refuses what would make another answer of the request, by name.
 pub(super) fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), RouterError> {
@@ -124,8 +124,8 @@ pub(super) fn chat(fields: &Fields<'_>, messages: Vec<Value>) -> Result<Map<Stri
     if let Some(format) = format(fields)? {
         put("response_format", format);
     }
-    if let Some(kwargs) = template_kwargs(fields)? {
-        put("chat_template_kwargs", kwargs);
+    if let Some(effort) = effort(fields)? {
+        put("reasoning_effort", json!(effort));
     }
     Ok(chat)
 }
@@ -188,26 +188,10 @@ fn format_echo(fields: &Fields<'_>) -> Value {
     format.cloned().unwrap_or_else(|| json!({"type": "text"}))
 }
 
-/// `reasoning.effort` in the words that templates know, beside what the client tells the template itself.
-fn template_kwargs(fields: &Fields<'_>) -> Result<Option<Value>, RouterError> {
-    let mut kwargs = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
-    if let Some(reasoning) = fields.object("reasoning")? {
-        let parts = Fields::within(reasoning, "reasoning.");
-        match parts.string("effort")? {
-            None => {}
-            Some("none") => {
-                kwargs.entry("enable_thinking").or_insert(json!(false));
-            }
-            Some(effort) if EFFORTS.contains(&effort) => {
-                kwargs.entry("reasoning_effort").or_insert(json!(effort));
-            }
-            Some(other) => {
-                let message = format!("must be one of {}, not {:?}", EFFORTS.join(", "), shown(other));
-                return Err(parts.error("effort", message));
-            }
-        }
-    }
-    Ok((!kwargs.is_empty()).then_some(Value::Object(kwargs)))
+/// `reasoning.effort`, for a chat to check.
+fn effort<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, RouterError> {
+    let Some(reasoning) = fields.object("reasoning")? else { return Ok(None) };
+    Fields::within(reasoning, "reasoning.").string("effort")
 }
 
 fn metadata(fields: &Fields<'_>) -> Result<Value, RouterError> {

@@ -12,7 +12,7 @@ const NAMES: [(&str, &str); 9] = [
     ("response_format", "text.format"),
     ("tool_choice.function.name", "tool_choice.name"),
     ("logprobs", "include"),
-    ("chat_template_kwargs.reasoning_effort", "reasoning.effort"),
+    ("reasoning_effort", "reasoning.effort"),
 ];
 
 pub(super) fn translated(error: RouterError) -> RouterError {
