@@ -8,8 +8,10 @@
     reason = "a test that cannot go on fails, and prints what it saw"
 )]
 
+mod adapters;
 mod attention;
 mod clusters;
+mod draws;
 mod embeddings;
 mod faults;
 mod few;
@@ -20,6 +22,7 @@ mod lora;
 mod memory;
 mod models;
 mod paged;
+mod plan_search;
 #[path = "../support/plans.rs"]
 mod plans;
 mod pool;

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_model::adapter::Adapter;
 use thalweg_model::checkpoint::{BareModel, Checkpoint};
 use thalweg_worker::backend::Backend;
 use thalweg_worker::backend::cpu::linear::Compute;
@@ -12,9 +11,7 @@ use thalweg_worker::backend::cpu::{CpuBackend, CpuBackendConfig, CpuModel, KvDty
 use thalweg_worker::backend::cuda::{
     CudaBackend, CudaBackendConfig, CudaModel, Gpu, OnFault, PlanSearch, WeightSource,
 };
-use thalweg_worker::plan::{
-    AdapterSlot, BlockId, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepPlan, Want,
-};
+use thalweg_worker::plan::{BlockId, Logprobs, Row, RowInput, RowOutput, SlotId, SlotInit, StepPlan, Want};
 use thalweg_worker::runner::{DeviceRunner, ModelRunner, Runner};
 use thalweg_worker::sampling::SamplingParams;
 
@@ -62,7 +59,7 @@ pub(crate) fn on_cpu(family: &str, slots: usize) -> ModelRunner {
     cpu_runner(CpuModel::load(&checkpoint, 2, Compute::F32).expect("a model that fits"), slots)
 }
 
-fn cpu_runner(model: Arc<CpuModel>, slots: usize) -> ModelRunner {
+pub(crate) fn cpu_runner(model: Arc<CpuModel>, slots: usize) -> ModelRunner {
     let config = CpuBackendConfig {
         threads: 2,
         kv_blocks: [slots * SLOT_BLOCKS; 2],
@@ -81,7 +78,7 @@ pub(crate) fn ids(count: usize, seed: u32, vocab: u32) -> Vec<u32> {
     (0..count as u32).map(|i| (i.wrapping_mul(7919).wrapping_add(seed * 104_729 + i * i)) % vocab).collect()
 }
 
-fn score(runner: &mut impl Runner, tokens: &[u32]) -> Vec<Logprobs> {
+pub(crate) fn score(runner: &mut impl Runner, tokens: &[u32]) -> Vec<Logprobs> {
     let want = Want::PromptLogprobs { top: 5, next: Some(3), output_index: Some(0) };
     let rows = vec![row(0, RowInput::Tokens(tokens.to_vec()), 0, want)];
     run(runner, vec![start(0, SamplingParams::greedy())], rows).remove(0).prompt
@@ -326,87 +323,4 @@ fn many_long_sequences_begin_at_once() {
         let alone = run(&mut one_by_one, vec![init(slot)], rows(slot..slot + 1));
         assert_eq!(alone[0], *together, "slot {slot}");
     }
-}
-
-/// A first start measures and keeps plans, a second takes them, and a broken file is as good as none: the answers stay.
-#[test]
-fn plans_of_products_are_found_and_kept() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let model = load(&tiny("llama3"));
-    let tokens = ids(200, 1, 320);
-    let answer = |plans: PlanSearch| {
-        let mut runner = runner(&model, CudaBackendConfig { deterministic: false, plans, ..config(32) });
-        score(&mut runner, &tokens)
-    };
-    let first_choice = answer(PlanSearch::FirstChoice);
-    let kept = || {
-        let files =
-            std::fs::read_dir(folder.path()).expect("a folder").map(|file| file.expect("a file").path());
-        let mut texts: Vec<String> =
-            files.map(|path| std::fs::read_to_string(path).expect("a text")).collect();
-        assert_eq!(texts.len(), 1, "one file, and nothing left beside it");
-        texts.remove(0)
-    };
-    let check = |what: &str| {
-        let found = answer(PlanSearch::Timed(Some(folder.path().to_owned())));
-        let differences = found.iter().zip(&first_choice).map(|(a, b)| (a.logprob - b.logprob).abs());
-        let worst = differences.fold(0f32, f32::max);
-        println!("{what}: logprobs within {worst:.4} of the first choice's");
-        assert!(found.len() == tokens.len() && worst < 0.1, "{what}: {worst}");
-        kept()
-    };
-    let searched = check("searched");
-    assert!(searched.lines().count() > 10, "{searched}");
-    assert_eq!(check("kept"), searched, "nothing was searched again");
-    let path =
-        std::fs::read_dir(folder.path()).expect("a folder").next().expect("a file").expect("a file").path();
-    std::fs::write(&path, &searched[..searched.len() / 2]).expect("a write");
-    assert_eq!(check("broken").lines().count(), searched.lines().count());
-}
-
-/// Adapters of the tiny Llama: against the CPU, and rows of all of them in one step to the bit as alone.
-#[test]
-fn adapters_are_those_of_the_cpu_and_rows_those_alone() {
-    let path = tiny("llama3");
-    let checkpoint = Checkpoint::open(&path).expect("a readable checkpoint");
-    let adapters = ["all", "few"].map(|name| {
-        Adapter::open(&path.join("adapters").join(name), checkpoint.config()).expect("a sound adapter")
-    });
-    let source = WeightSource::Checkpoint(&checkpoint);
-    let model = CudaModel::load_with(&gpu(), checkpoint.config(), &source, &adapters).expect("a model");
-    let on_cpu = CpuModel::load_with(&checkpoint, &adapters, 2, Compute::F32).expect("a model");
-    let mut on_cpu = cpu_runner(on_cpu, 1);
-    let adapted = |slot: usize, tokens: &[u32], context, want, adapter| {
-        let adapter = AdapterSlot(adapter);
-        Row { adapter, ..row(slot, RowInput::Tokens(tokens.to_vec()), context, want) }
-    };
-    let want = Want::PromptLogprobs { top: 5, next: Some(3), output_index: Some(0) };
-    let sequences = [(0, 100), (1, 100), (2, 100), (1, 1), (2, 5), (0, 3)];
-    for deterministic in [true, false] {
-        let mut alone = runner(&model, CudaBackendConfig { deterministic, ..config(1) });
-        let mut answers = Vec::new();
-        for (adapter, len) in sequences {
-            let tokens = ids(len, 1, 320);
-            let row = adapted(0, &tokens, 0, want, adapter);
-            let ours = run(&mut alone, vec![start(0, with_logprobs())], vec![row.clone()]).remove(0);
-            let theirs = run(&mut on_cpu, vec![start(0, with_logprobs())], vec![row]).remove(0);
-            let pairs = ours.prompt.iter().zip(&theirs.prompt);
-            let worst = pairs.map(|(a, b)| (a.logprob - b.logprob).abs()).fold(0f32, f32::max);
-            println!("adapter {adapter}, {len} tokens, deterministic {deterministic}: within {worst:.4}");
-            assert!(worst < 0.15, "adapter {adapter}, {len} tokens: {worst}");
-            answers.push(ours);
-        }
-        if !deterministic {
-            continue;
-        }
-        let mut together = runner(&model, config(sequences.len()));
-        let starts = (0..sequences.len()).map(|slot| start(slot, with_logprobs())).collect();
-        let rows = sequences.into_iter().enumerate();
-        let rows = rows.map(|(slot, (adapter, len))| adapted(slot, &ids(len, 1, 320), 0, want, adapter));
-        assert!(run(&mut together, starts, rows.collect()) == answers, "rows differ from those alone");
-    }
-    let mut alone = runner(&model, config(1));
-    let plan = StepPlan { rows: vec![adapted(0, &[1], 0, Want::Nothing, 3)], ..StepPlan::default() };
-    let error = alone.submit(plan).expect_err("two adapters").to_string();
-    assert!(error.contains("adapter 3 of 2"), "{error}");
 }
