@@ -13,6 +13,8 @@ pub enum ErrorCode {
     ResponseNotFound,
     /// Body over the configured limit.
     RequestTooLarge,
+    /// Body packed, or from a page and not JSON.
+    UnsupportedMediaType,
     /// Queue full; try again later.
     Overloaded,
     /// Waited longer than its deadline allows.
@@ -33,12 +35,13 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// Every code, for tests and tables.
-    pub const ALL: [ErrorCode; 13] = [
+    pub const ALL: [ErrorCode; 14] = [
         Self::InvalidRequest,
         Self::ContextLengthExceeded,
         Self::ModelNotFound,
         Self::ResponseNotFound,
         Self::RequestTooLarge,
+        Self::UnsupportedMediaType,
         Self::Overloaded,
         Self::DeadlineExceeded,
         Self::Unavailable,
@@ -115,6 +118,9 @@ impl ErrorCode {
             Self::ModelNotFound => ("model_not_found", S::NOT_FOUND, G::NotFound),
             Self::ResponseNotFound => ("response_not_found", S::NOT_FOUND, G::NotFound),
             Self::RequestTooLarge => ("request_too_large", S::PAYLOAD_TOO_LARGE, G::InvalidArgument),
+            Self::UnsupportedMediaType => {
+                ("unsupported_media_type", S::UNSUPPORTED_MEDIA_TYPE, G::InvalidArgument)
+            }
             Self::Overloaded => ("overloaded", S::TOO_MANY_REQUESTS, G::ResourceExhausted),
             Self::DeadlineExceeded => ("deadline_exceeded", S::GATEWAY_TIMEOUT, G::DeadlineExceeded),
             Self::Unavailable => ("unavailable", S::SERVICE_UNAVAILABLE, G::Unavailable),

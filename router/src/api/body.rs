@@ -6,12 +6,12 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::Request;
 use bytes::{Bytes, BytesMut};
-use http::header;
+use http::{HeaderMap, header};
 use http_body_util::BodyExt;
 use thalweg_proto::code::ErrorCode;
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::RouterError;
+use crate::error::{RouterError, echo};
 
 use super::Api;
 
@@ -65,6 +65,7 @@ impl Drop for Share<'_> {
 /// may read nothing is given up, and so is one that drips: altogether it has that time and what its bytes take at the
 /// slowest rate.
 pub(super) async fn read(request: Request, api: &Api) -> Result<Bytes, RouterError> {
+    check_headers(request.headers())?;
     let config = &api.router.config;
     let bytes_max = config.limits.body_bytes_max;
     let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
@@ -73,6 +74,28 @@ pub(super) async fn read(request: Request, api: &Api) -> Result<Bytes, RouterErr
     }
     let share = Share { room: &api.bodies, bytes: 0 };
     collect(request.into_body(), bytes_max, share, config.timeouts.client_stall_timeout).await
+}
+
+/// A packed body is refused, and what a page makes a browser send without asking first, as texts and forms are: whether the page may
+/// send JSON is told by CORS. Who is no browser may call JSON what he likes.
+fn check_headers(headers: &HeaderMap) -> Result<(), RouterError> {
+    let text = |name| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let kind = text(header::CONTENT_TYPE).unwrap_or_default();
+    let message = if headers.contains_key(header::ORIGIN) && !is_json(&kind) {
+        format!("a page must send `Content-Type: application/json`, not {:?}", echo(&kind))
+    } else if let Some(how) =
+        text(header::CONTENT_ENCODING).filter(|how| !how.eq_ignore_ascii_case("identity"))
+    {
+        format!("the request body has the `Content-Encoding` {:?}; send it unpacked", echo(&how))
+    } else {
+        return Ok(());
+    };
+    Err(RouterError::new(ErrorCode::UnsupportedMediaType, message))
+}
+
+fn is_json(content_type: &str) -> bool {
+    let kind = content_type.split(';').next().unwrap_or_default().trim();
+    kind.eq_ignore_ascii_case("application/json")
 }
 
 async fn collect(
@@ -113,4 +136,25 @@ pub(super) fn too_large(bytes_max: usize) -> RouterError {
         "the request body is over {bytes_max} bytes; send less, or raise the router's --body-bytes-max"
     );
     RouterError::new(ErrorCode::RequestTooLarge, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_bodies_and_pages_without_json_are_refused() {
+        let check = |headers: &[(header::HeaderName, &str)], is_taken: bool| {
+            let all = headers.iter().map(|(name, value)| (name.clone(), value.parse().expect("a value")));
+            assert_eq!(check_headers(&HeaderMap::from_iter(all)).is_ok(), is_taken, "{headers:?}");
+        };
+        let page = (header::ORIGIN, "https://example.org");
+        check(&[], true);
+        check(&[(header::CONTENT_TYPE, "text/plain")], true);
+        check(&[page.clone()], false);
+        check(&[page.clone(), (header::CONTENT_TYPE, "text/plain;charset=UTF-8")], false);
+        check(&[page, (header::CONTENT_TYPE, "Application/JSON; charset=utf-8")], true);
+        check(&[(header::CONTENT_ENCODING, "identity")], true);
+        check(&[(header::CONTENT_ENCODING, "gzip")], false);
+    }
 }

@@ -84,6 +84,14 @@ async fn prepare(
         api.pool.run(move || parse_and_tokenize(&shared, endpoint, &grant, &bytes))
     };
     let (request, prompts) = api.router.once_acquainted(parse).await?;
+    let most = api.router.requests_at_once(grant);
+    if prompts.len() > most {
+        let message = format!(
+            "`prompt` holds {} prompts, but only {most} may be here at a time; send fewer",
+            prompts.len()
+        );
+        return Err(RouterError::field("prompt", message));
+    }
     check_structure(&request).await?;
     Ok((request, prompts))
 }

@@ -81,7 +81,12 @@ impl Dispatcher {
             Verdict::End(error) => return Err(error),
         }
         let (request, tokens) = (hashed.request.request_id.as_str(), hashed.journey.progress.tokens());
-        tracing::info!(request, %worker, reason, tokens, ?broken, "trying another worker");
+        if broken.is_overload() {
+            // One of many while workers are full.
+            tracing::debug!(request, %worker, reason, tokens, ?broken, "trying another worker");
+        } else {
+            tracing::info!(request, %worker, reason, tokens, ?broken, "trying another worker");
+        }
         if no_room {
             self.wait_for_room(&mut hashed, &broken).await?;
         }
@@ -103,7 +108,8 @@ impl Dispatcher {
     async fn wait_for_room(&self, hashed: &mut Hashed, broken: &Broken) -> Result<(), RouterError> {
         let tokens = hashed.journey.progress.tokens();
         let since = *hashed.full_since.get_or_insert_with(Instant::now);
-        if since.elapsed() > self.queue_timeout {
+        // A begun answer is not given up for want of room.
+        if since.elapsed() > self.queue_timeout && !hashed.journey.begun() {
             return Err(broken.clone().into_error(tokens));
         }
         timeout_at(hashed.request.deadline, sleep(ROOM_PAUSE))

@@ -131,7 +131,7 @@ fn candidate(worker: &Worker, indexed_tokens: u32) -> Candidate {
     Candidate {
         name_hash: BuildHasherDefault::<DefaultHasher>::default().hash_one(worker.id.as_str()),
         running: load.running,
-        waiting: load.waiting,
+        waiting: load.waiting_ahead,
         recent_sequences: load.recent_sequences,
         max_num_seqs: worker.about.max_num_seqs,
         prefill_tokens_ahead: load.prefill_tokens_ahead,

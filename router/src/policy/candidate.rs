@@ -26,7 +26,7 @@ pub struct Candidate {
     pub name_hash: u64,
     /// Sequences that decode.
     pub running: u32,
-    /// Sequences that wait or were booked.
+    /// Sequences that wait or were booked, as far as this request would stand behind them.
     pub waiting: u32,
     /// Most sequences that it had lately, fading; never less than it has now.
     pub recent_sequences: f64,

@@ -43,6 +43,8 @@ pub struct LoadView {
     pub running: u32,
     /// Sequences that wait there, or were booked since.
     pub waiting: u32,
+    /// Of these, those that a request which comes now would wait for.
+    pub waiting_ahead: u32,
     /// Most sequences that it had lately, fading; never less than it has now.
     pub recent_sequences: f64,
     /// Prompt tokens to compute.
@@ -56,6 +58,11 @@ pub struct LoadView {
 impl LoadView {
     fn sequences(&self) -> f64 {
         f64::from(self.running) + f64::from(self.waiting)
+    }
+
+    /// Sequences that have a slot, or will have one before a request that comes now.
+    pub(crate) fn ahead(&self) -> u32 {
+        self.running.saturating_add(self.waiting_ahead)
     }
 }
 
@@ -110,6 +117,7 @@ impl LoadBook {
         let base = LoadView {
             running: report.running,
             waiting: report.waiting,
+            waiting_ahead: report.waiting_ahead.unwrap_or(report.waiting),
             recent_sequences: 0.0,
             prefill_tokens_ahead: report.prefill_tokens_ahead,
             running_context_tokens: report.running_context_tokens,
@@ -118,6 +126,7 @@ impl LoadBook {
         let later = self.bookings.range(self.included.saturating_add(1)..);
         later.fold(base, |view, (_, weight)| LoadView {
             waiting: view.waiting.saturating_add(weight.sequences),
+            waiting_ahead: view.waiting_ahead.saturating_add(weight.sequences),
             prefill_tokens_ahead: view.prefill_tokens_ahead.saturating_add(weight.prefill_tokens),
             kv_blocks_available: view.kv_blocks_available.saturating_sub(weight.kv_blocks),
             ..view
@@ -178,6 +187,18 @@ mod tests {
         check(Some(5), (3, 150, 8));
         check(Some(6), (1, 50, 15));
         check(Some(7), (1, 50, 15));
+    }
+
+    #[test]
+    fn who_waits_ahead_is_told_by_workers_that_know() {
+        let check = |waiting_ahead, expected: u32| {
+            let (mut book, now) = (LoadBook::default(), Instant::now());
+            book.report(v1::LoadReport { waiting: 60, waiting_ahead, ..report(None) }, "me", now);
+            let view = book.view(now);
+            assert_eq!((view.waiting, view.ahead()), (60, 3 + expected));
+        };
+        check(None, 60);
+        check(Some(2), 2);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub enum Room {
 
 /// Requests that one worker would take now.
 pub(crate) fn of_worker(load: &LoadView, max_num_seqs: u32, speed: &Speed) -> u32 {
-    let taken = load.running.saturating_add(load.waiting);
+    let taken = load.ahead();
     if taken < max_num_seqs {
         return max_num_seqs - taken;
     }
@@ -99,8 +99,8 @@ mod tests {
 
     #[test]
     fn a_worker_takes_its_slots_and_a_few_with_a_second_of_prefill() {
-        let check = |running, waiting, prefill_tokens_ahead, expected| {
-            let load = LoadView { running, waiting, prefill_tokens_ahead, ..LoadView::default() };
+        let check = |running, waiting_ahead, prefill_tokens_ahead, expected| {
+            let load = LoadView { running, waiting_ahead, prefill_tokens_ahead, ..LoadView::default() };
             // 1,000 prompt tokens a second, as assumed of an unknown worker.
             assert_eq!(of_worker(&load, 8, &Speed::default()), expected, "{load:?}");
         };

@@ -141,10 +141,16 @@ async fn a_worker_that_crawls_keeps_its_streams_and_gets_no_others() {
         let request = Tokenized { prompt_ids: (1_000 * i..1_000 * i + 100).collect(), ..stage.request(1) };
         let generation = stage.router.state().dispatcher.dispatch(request).await.unwrap();
         let fast = generation.worker().clone();
-        assert_ne!(fast.as_str(), slow);
-        // Several that are not given back yet would make the slow one the better choice.
+        let stood = |name: &str| {
+            let worker = stage.worker(name);
+            format!("{name} {:?} {:?} {:?}", worker.state(), worker.load(), worker.speed())
+        };
+        assert_ne!(fast.as_str(), slow, "request {i}: {}, {}", stood("w0"), stood("w1"));
+        // Several that are not given back yet, or that an old report still shows, would make the slow one the better choice.
         drop(generation);
-        while stage.worker(fast.as_str()).open_bookings() > 0 {
+        let fast = stage.worker(fast.as_str());
+        // A step for each that has ended.
+        while fast.open_bookings() > 0 || fast.last_report().steps < u64::from(i) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

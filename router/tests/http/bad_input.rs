@@ -212,6 +212,15 @@ async fn a_content_type_that_is_wrong_or_missing_does_no_harm() {
 }
 
 #[tokio::test]
+async fn more_prompts_than_a_tenant_may_have_are_a_bad_request() {
+    let stage = stage_with(|config| config.limits.tenant_requests_max = 2, true).await;
+    let reply = stage.http.post(COMPLETIONS, &completion(json!({"prompt": ["a", "b", "c"]}))).await;
+    check_error(&reply, 400, "invalid_request", Some("prompt"));
+    let reply = stage.http.post(COMPLETIONS, &completion(json!({"prompt": ["a", "b"]}))).await;
+    assert_eq!(reply.status, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn a_full_router_says_when_to_come_back() {
     // limits-03.
     use futures::StreamExt;

@@ -216,6 +216,7 @@ impl EngineCore {
             draining: false,
             running: load.running as u32,
             waiting: load.waiting as u32,
+            waiting_ahead: load.waiting_ahead as u32,
             prefill_tokens_ahead: load.prefill_tokens_ahead as u64,
             running_context_tokens: load.running_context_tokens as u64,
             kv: KvUsage { total: usage.total as u64, free: usage.free as u64, cached: usage.cached as u64 },

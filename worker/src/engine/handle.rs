@@ -29,11 +29,11 @@ pub enum Refusal {
     },
     /// All places are taken, and prompts wait for long enough already.
     #[error(
-        "all places are taken and prompts of {:.1} s would wait, at most {:.1} s may; try again later or elsewhere",
+        "all places are taken and prompts of {:.1} s wait, at most {:.1} s may; try again later or elsewhere",
         ahead.as_secs_f64(), limit.as_secs_f64()
     )]
     Backlogged {
-        /// Predicted time until the request's prompt would be computed.
+        /// Predicted time until the request's prompt would have its turn.
         ahead: Duration,
         /// What may wait.
         limit: Duration,

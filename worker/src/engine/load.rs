@@ -12,6 +12,8 @@ pub struct LoadSnapshot {
     pub running: u32,
     /// Sequences that wait for one, preempted ones included.
     pub waiting: u32,
+    /// Of these, those that a request which came now would wait for.
+    pub waiting_ahead: u32,
     /// Tokens that wait for prefill or are in the midst of it, without those that were held in the prefix cache when
     /// their request came.
     pub prefill_tokens_ahead: u64,

@@ -74,7 +74,8 @@ impl QueueLimits {
         if there.active < self.running_max || self.prefill_rate <= 0.0 || rate <= 0.0 {
             return Ok(());
         }
-        let ahead = Duration::try_from_secs_f64((there.prefill_tokens + new.prefill_tokens) as f64 / rate);
+        // Its own prompt does not count: a long one would find no moment at which it may come, while short ones keep every place taken.
+        let ahead = Duration::try_from_secs_f64(there.prefill_tokens as f64 / rate);
         match ahead.unwrap_or(Duration::MAX) {
             ahead if ahead > PREFILL_AHEAD_MAX => {
                 Err(Refusal::Backlogged { ahead, limit: PREFILL_AHEAD_MAX })
@@ -113,19 +114,19 @@ mod tests {
 
     #[test]
     fn places_and_one_second_of_prefill() {
-        let seconds = Some("prompts of 1.0 s would wait");
+        let seconds = Some("prompts of 1.0 s wait");
         check(LIMITS, there(0, 0, 0, None), (1, 5000), None);
         check(LIMITS, there(3, 0, 9000, None), (8, 5000), None);
-        check(LIMITS, there(4, 0, 0, None), (1, 1000), None);
-        check(LIMITS, there(4, 0, 0, None), (1, 1001), seconds);
-        check(LIMITS, there(9, 5, 900, None), (1, 100), None);
-        check(LIMITS, there(9, 5, 900, None), (1, 101), seconds);
-        check(LIMITS, there(4, 0, 0, Some(100.0)), (1, 101), seconds);
-        check(LIMITS, there(4, 0, 1900, Some(2000.0)), (1, 100), None);
+        check(LIMITS, there(4, 0, 0, None), (1, 1 << 40), None);
+        check(LIMITS, there(4, 0, 1000, None), (1, 1 << 40), None);
+        check(LIMITS, there(4, 0, 1001, None), (1, 1), seconds);
+        check(LIMITS, there(9, 5, 1001, None), (1, 1), seconds);
+        check(LIMITS, there(4, 0, 101, Some(100.0)), (1, 1), seconds);
+        check(LIMITS, there(4, 0, 2000, Some(2000.0)), (1, 100), None);
         check(LIMITS, there(99, 99, 0, None), (1, 1), None);
         check(LIMITS, there(100, 99, 0, None), (2, 1), Some("99 sequences wait and at most 100 may"));
         let unknown = QueueLimits { prefill_rate: 0.0, ..LIMITS };
         check(unknown, there(50, 46, 1 << 40, Some(1.0)), (1, 5000), None);
-        check(LIMITS, there(4, 0, usize::MAX >> 1, Some(1e-300)), (1, 1), Some("would wait"));
+        check(LIMITS, there(4, 0, usize::MAX >> 1, Some(1e-300)), (1, 1), Some(" s wait"));
     }
 }

@@ -44,6 +44,8 @@ pub struct SchedulerLoad {
     pub running: usize,
     /// Sequences without.
     pub waiting: usize,
+    /// Of these, those that a request which came now would wait for.
+    pub waiting_ahead: usize,
     /// Tokens that wait for prefill or are in the midst of it, without those that were found in the cache on arrival.
     pub prefill_tokens_ahead: usize,
     /// Tokens of running sequences whose KV is held.
@@ -61,6 +63,8 @@ pub struct Scheduler {
     /// Planned and not yet completed, oldest first.
     in_flight: VecDeque<StepRecord>,
     last_step: u64,
+    /// The last that came.
+    last_request: u64,
     preemptions: u64,
     violations: u64,
 }
@@ -76,6 +80,7 @@ impl Scheduler {
             free_slots: (0..config.max_num_seqs as u32).rev().map(SlotId).collect(),
             in_flight: VecDeque::new(),
             last_step: 0,
+            last_request: 0,
             preemptions: 0,
             violations: 0,
         }
@@ -83,6 +88,7 @@ impl Scheduler {
 
     /// Queues a sequence that has something to do: output, prompt logprobs or an embedding.
     pub fn add(&mut self, new: NewSequence) {
+        self.last_request = self.last_request.max(new.key.request);
         let mut sequence = Sequence::new(new);
         if self.config.kv.prefix_caching {
             sequence.hash_blocks(self.config.kv.block_tokens);
@@ -141,8 +147,9 @@ impl Scheduler {
             running_context_tokens += running.computed;
         }
         prefill_tokens_ahead += self.waiting.values().map(|w| w.uncached).sum::<usize>();
+        let waiting_ahead = self.waiting.keys().filter(|key| key.turn() <= self.last_request + 1).count();
         let (running, waiting) = (self.running.len(), self.waiting.len());
-        SchedulerLoad { running, waiting, prefill_tokens_ahead, running_context_tokens }
+        SchedulerLoad { running, waiting, waiting_ahead, prefill_tokens_ahead, running_context_tokens }
     }
 
     /// Blocks of one group.

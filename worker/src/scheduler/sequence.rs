@@ -1,5 +1,6 @@
 //! One choice of a request while it waits and while it runs.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -12,8 +13,9 @@ use crate::plan::{AdapterSlot, Logprobs, SlotId, SlotInit, Want};
 use crate::pooling::Pooling;
 use crate::sampling::SamplingParams;
 
-/// Order of service: lower priority values first, then who came first. A preempted sequence keeps its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Order of service: lower priority values first, then who came first; choices behind the first stand where later requests do, one
+/// for one, so that a request of many choices takes turns with them. A preempted sequence keeps its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SequenceKey {
     /// Lower runs earlier.
     pub priority: i32,
@@ -21,6 +23,26 @@ pub struct SequenceKey {
     pub request: u64,
     /// Choice of the request.
     pub choice: u32,
+}
+
+impl SequenceKey {
+    /// The request that it came with, or the later one that it stands beside.
+    pub(super) fn turn(&self) -> u64 {
+        self.request.saturating_add(self.choice.into())
+    }
+}
+
+impl Ord for SequenceKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let order = |key: &Self| (key.priority, key.turn(), key.request, key.choice);
+        order(self).cmp(&order(other))
+    }
+}
+
+impl PartialOrd for SequenceKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 /// What the scheduler is given.

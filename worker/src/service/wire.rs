@@ -85,6 +85,7 @@ pub(crate) fn load_report(who: &Identity, load: &LoadSnapshot) -> v1::LoadReport
         steps: load.steps,
         rates: Some(rates(&load.rates)),
         booked: load.booked.iter().map(|(router, booking)| (router.clone(), *booking)).collect(),
+        waiting_ahead: Some(load.waiting_ahead),
     }
 }
 

@@ -316,6 +316,28 @@ fn choices_share_their_prompt_and_preempted_ones_come_first() {
     }
 }
 
+/// A request of many choices, on a worker with few places, takes turns with those that come after it.
+#[test]
+fn many_choices_do_not_hold_up_later_requests() {
+    let mut sim = simulation(config(64, 1, 256));
+    for choice in 0..4 {
+        let first = sequence(1, &ids(1, 20), 4);
+        let leader = (choice > 0).then_some(first.key);
+        sim.add(NewSequence { key: SequenceKey { choice, ..first.key }, leader, ..first });
+    }
+    let waiting = |sim: &Simulation| {
+        let load = sim.scheduler.load();
+        (load.waiting, load.waiting_ahead)
+    };
+    assert_eq!(waiting(&sim), (4, 2), "the next one stands behind its second choice");
+    sim.step();
+    (2..4).for_each(|request| sim.add(sequence(request, &ids(request, 20), 4)));
+    assert_eq!(waiting(&sim), (5, 5));
+    sim.finish();
+    let order: Vec<_> = sim.started.iter().map(|s| (s.key.request, s.key.choice)).collect();
+    assert_eq!(order, [(1, 0), (1, 1), (2, 0), (1, 2), (3, 0), (1, 3)]);
+}
+
 /// llama.cpp#27148: an answer from somebody else's conversation, under load and eviction.
 #[test]
 fn clients_never_see_each_others_prefixes() {
