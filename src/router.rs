@@ -71,7 +71,7 @@ pub(crate) async fn run(mut options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// New at each start: workers tell bookings apart by it.
+/// New at each start, so that membership never takes two routers for one.
 fn new_id() -> String {
     let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
     format!("{}-pid-{}-{started:x}", host_name(), std::process::id())

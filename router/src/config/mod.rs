@@ -34,7 +34,7 @@ pub struct RouterConfig {
     #[arg(skip)]
     pub starts_workers: bool,
 
-    /// Name under which workers count this router's bookings. Default: new at each start
+    /// Name of this router in membership and, with a suffix of each life, in logs. Default: new at each start
     #[arg(long, env = "THALWEG_ROUTER_ID", value_name = "NAME", value_parser = value::name)]
     pub router_id: Option<String>,
 

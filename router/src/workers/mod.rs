@@ -26,6 +26,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use rand::RngExt;
 use thalweg_cache_index::Replica;
 use thalweg_membership::{GrpcAddress, Member};
 use thalweg_serve::trust::ClientTrust;
@@ -82,7 +83,7 @@ impl LikeWorkers {
 }
 
 impl Workers {
-    /// No workers yet. `router_id` is how workers tell our bookings from those of other routers.
+    /// No workers yet.
     pub fn new(
         router_id: String,
         connect_timeout: Duration,
@@ -91,7 +92,7 @@ impl Workers {
         replica: Arc<Replica>,
     ) -> Self {
         Self {
-            router_id,
+            router_id: format!("{router_id}/{:016x}", rand::rng().random::<u64>()),
             connect_timeout,
             trust,
             models,
@@ -110,7 +111,8 @@ impl Workers {
         }
     }
 
-    /// How workers know this router.
+    /// How workers tell our bookings from those of other routers: by name and life, for they remember the highest number of
+    /// each, and numbers begin at 1 again with every life.
     pub fn router_id(&self) -> &str {
         &self.router_id
     }

@@ -8,6 +8,7 @@ use thalweg_proto::v1;
 use thalweg_router::dispatch::Tokenized;
 use thalweg_router::router::Router;
 use thalweg_router::workers::health::HealthState;
+use thalweg_router::workers::load::Weight;
 
 use crate::members::Members;
 use crate::script::{Step, about};
@@ -79,6 +80,24 @@ async fn routers_see_each_others_load() {
     }
     let counts = served(&stage);
     assert!(counts.iter().all(|n| (5..=9).contains(n)), "{counts:?} of 28 on four");
+}
+
+#[tokio::test]
+async fn routers_of_one_id_do_not_take_each_others_bookings_for_their_own() {
+    let stage = stage(1, vec![Step::Hold(1); 3]).await;
+    let mut held = Vec::new();
+    for i in 0..3 {
+        let request = Tokenized { prompt_ids: [i; 9].into(), ..stage.request(9) };
+        held.push(stage.router.state().dispatcher.dispatch(request).await.unwrap());
+    }
+    let membership = Arc::new(Members::new(stage.workers.iter().map(|w| w.address.clone())));
+    let again = Router::start(config(), membership, Arc::new(MemoryIndex::new())).await.unwrap();
+    let workers = &again.state().workers;
+    workers.wait_for_ready(1).await;
+    let worker = workers.list()[0].clone();
+    assert_eq!(worker.load().running, 3);
+    let booking = workers.book(&worker, Weight { sequences: 1, ..Weight::default() });
+    assert_eq!((booking.number(), worker.load().waiting), (1, 1), "the report does not include it");
 }
 
 #[tokio::test]
