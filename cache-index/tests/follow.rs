@@ -79,13 +79,33 @@ fn a_new_generation_needs_its_snapshot_and_a_new_epoch_none() {
     assert_eq!(f.stored(at(1, 0, 2), &[3]), Applied::Stale, "of the generation that was given up");
     assert_eq!(f.install(at(1, 0, 8), &[]), Err(NotInstalled::TooOld));
     assert_eq!(f.install(at(1, 1, 0), &[7]), Ok(()));
-    assert_eq!((f.matched(1, &[7]), f.matched(1, &[1])), (1, 0));
     assert_eq!(f.stored(at(2, 0, 1), &[8]), Applied::InOrder);
-    assert_eq!((f.matched(2, &[8]), f.matched(2, &[7])), (1, 0));
     assert_eq!(f.install(at(1, 5, 5), &[9]), Err(NotInstalled::OtherLife));
     assert_eq!(f.stored(at(1, 9, 9), &[9]), Applied::Stale);
+    assert_eq!((f.matched(2, &[8]), f.matched(2, &[7])), (1, 0));
+    let f = Follower::new();
+    assert_eq!(f.stored(at(2, 0, 1), &[8]), Applied::InOrder);
     assert_eq!(f.install(at(3, 0, 4), &[9]), Ok(()), "a snapshot may be the first of an epoch");
     assert_eq!((f.matched(3, &[9]), f.matched(3, &[8])), (1, 0));
+}
+
+#[test]
+fn whoever_talks_to_the_worker_knows_its_epoch_though_its_clock_went_back() {
+    let f = Follower::new();
+    assert_eq!(f.stored(at(5, 0, 1), &[1, 2]), Applied::InOrder);
+    assert_eq!(f.matched(5, &[1, 2]), 2);
+    assert_eq!(f.matched(3, &[1, 2]), 0, "nothing of its former life");
+    assert_eq!(f.stored(at(5, 0, 2), &[1]), Applied::Stale, "said by the former life, read late");
+    assert_eq!(f.replica.wants(&f.worker, at(5, 0, 9)), Err(NotInstalled::OtherLife));
+    assert_eq!(f.install(at(5, 0, 9), &[1]), Err(NotInstalled::OtherLife));
+    assert!(f.is_behind());
+    assert_eq!(f.stored(at(3, 0, 1), &[1]), Applied::InOrder);
+    assert_eq!(f.install(at(3, 0, 2), &[1, 2, 3]), Ok(()));
+    assert_eq!(f.stored(at(4, 0, 1), &[9]), Applied::Stale, "of a life that nobody has met yet");
+    assert_eq!(f.matched(3, &[1, 2, 3]), 3);
+    assert_eq!(f.stored(at(3, 0, 3), &[4]), Applied::InOrder);
+    assert_eq!(f.matched(4, &[1]), 0, "met");
+    assert_eq!(f.stored(at(4, 0, 2), &[9]), Applied::Gap { missing: 1 });
 }
 
 #[test]

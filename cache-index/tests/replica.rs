@@ -146,13 +146,19 @@ fn random_histories_match_the_model() {
 
 #[test]
 fn a_restarted_worker_holds_nothing_before_its_first_event() {
-    let (replica, now, keys) = (Replica::default(), Instant::now(), [1, 2, 3]);
-    replica.apply(&batch(0, 10, 1, vec![BlockEvent::Stored(keys.to_vec())]));
-    assert_eq!(matched(&replica, 0, 10, &keys, now), 3);
-    assert_eq!(matched(&replica, 0, 11, &keys, now), 0, "the new epoch fences off the old");
-    let late = batch(0, 10, 2, vec![BlockEvent::Stored(keys.to_vec())]);
-    assert_eq!(replica.apply(&late), Applied::Stale, "a late batch of the old life");
-    assert_eq!(matched(&replica, 0, 11, &keys, now), 0);
+    // With its clock as it should be, and set back meanwhile.
+    for new in [11, 9] {
+        let (replica, now, keys) = (Replica::default(), Instant::now(), [1, 2, 3]);
+        replica.apply(&batch(0, 10, 1, vec![BlockEvent::Stored(keys.to_vec())]));
+        assert_eq!(matched(&replica, 0, 10, &keys, now), 3);
+        assert_eq!(matched(&replica, 0, new, &keys, now), 0, "the new epoch fences off the old");
+        let late = batch(0, 10, 2, vec![BlockEvent::Stored(keys.to_vec())]);
+        assert_eq!(replica.apply(&late), Applied::Stale, "a late batch of the old life");
+        assert_eq!(matched(&replica, 0, new, &keys, now), 0);
+        let first = batch(0, new, 1, vec![BlockEvent::Stored(vec![1, 2])]);
+        assert_eq!(replica.apply(&first), Applied::InOrder);
+        assert_eq!(matched(&replica, 0, new, &keys, now), 2);
+    }
 }
 
 #[test]

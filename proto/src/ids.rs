@@ -31,7 +31,7 @@ impl fmt::Debug for WorkerId {
     }
 }
 
-/// One life of a worker: nanoseconds since the Unix epoch at its start. What an older epoch held is gone.
+/// One life of a worker: nanoseconds since the Unix epoch at its start by its clock. What another epoch held is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerEpoch(pub u64);
 

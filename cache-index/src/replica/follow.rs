@@ -25,7 +25,7 @@ pub struct Position {
 /// Why a snapshot is of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotInstalled {
-    /// The worker has started again since.
+    /// It is of another life of the worker.
     OtherLife,
     /// It does not include all of what was missed: a later one will.
     TooOld,
@@ -61,7 +61,7 @@ impl Replica {
     pub fn wants(&self, worker: &WorkerId, at: Position) -> Result<(), NotInstalled> {
         let table = self.table.lock();
         match table.lives.get(worker) {
-            Some(holder) if at.epoch <= table.lives.worker(holder).epoch => table.judge(holder, at),
+            Some(holder) if table.lives.knows_better(holder, at.epoch) => table.judge(holder, at),
             _ => Ok(()),
         }
     }
@@ -74,7 +74,7 @@ impl Replica {
         now: Instant,
     ) -> Result<Install<'_>, NotInstalled> {
         let mut table = self.table.lock();
-        let holder = table.lives.enroll(worker, at.epoch).ok_or(NotInstalled::Full)?;
+        let holder = table.lives.hear(worker, at.epoch).ok_or(NotInstalled::Full)?;
         table.judge(holder, at)?;
         let life = Some(table.lives.prepare(holder).ok_or(NotInstalled::Full)?);
         Ok(Install { replica: self, worker: worker.clone(), holder, life, at, now })
@@ -147,9 +147,9 @@ impl Table {
         batch: &EventBatch,
         now: Instant,
     ) -> Result<(Holder, Applied), Applied> {
-        let holder = self.lives.enroll(&batch.worker, batch.epoch).ok_or(Applied::Full)?;
+        let holder = self.lives.hear(&batch.worker, batch.epoch).ok_or(Applied::Full)?;
         let worker = self.lives.worker_mut(holder);
-        if batch.epoch < worker.epoch || (generation, batch.seq) <= (worker.generation, worker.seq) {
+        if batch.epoch != worker.epoch || (generation, batch.seq) <= (worker.generation, worker.seq) {
             return Err(Applied::Stale);
         }
         let seen = if generation == worker.generation { worker.seq } else { 0 };

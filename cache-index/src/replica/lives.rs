@@ -24,7 +24,8 @@ pub(super) struct Worker {
     pub(super) missed: Option<(u64, u64)>,
     /// When it last said something over the network.
     pub(super) heard: Option<Instant>,
-    /// A member of the cluster, and not merely a name in the index.
+    /// Somebody who talks to it has said which epoch is the present one. It is not merely a name in the index, of which the
+    /// latest epoch is taken to be that.
     pub(super) member: bool,
     /// Under which number its blocks stand; a new one whenever all of them became void.
     pub(super) life: u16,
@@ -158,10 +159,24 @@ impl Lives {
         *blocks = if added { *blocks + 1 } else { blocks.saturating_sub(1) };
     }
 
+    /// The worker as the index names it, known from now on, perhaps in another epoch; None when all numbers are in use.
+    pub(super) fn hear(&mut self, id: &WorkerId, epoch: WorkerEpoch) -> Option<Holder> {
+        match self.get(id) {
+            Some(holder) if self.knows_better(holder, epoch) => Some(holder),
+            _ => self.enroll(id, epoch),
+        }
+    }
+
+    /// The index cannot put the worker into this epoch.
+    pub(super) fn knows_better(&self, holder: Holder, epoch: WorkerEpoch) -> bool {
+        let worker = self.worker(holder);
+        worker.member || epoch <= worker.epoch
+    }
+
     /// The worker in this epoch, known from now on; None when all numbers are in use.
     pub(super) fn enroll(&mut self, id: &WorkerId, epoch: WorkerEpoch) -> Option<Holder> {
         if let Some(holder) = self.get(id) {
-            if epoch > self.worker(holder).epoch {
+            if epoch != self.worker(holder).epoch {
                 let life = self.renew(holder)?;
                 let worker = self.worker_mut(holder);
                 (worker.epoch, worker.life) = (epoch, life);

@@ -54,7 +54,7 @@ impl Matches {
 pub enum Applied {
     /// It was the next one.
     InOrder,
-    /// It was known already, or of an older epoch: nothing changed.
+    /// It was known already, or of another epoch: nothing changed.
     Stale,
     /// Batches before it are missing, and a removal may have been among them. `apply` voids all that the worker held
     /// before; `follow` keeps it until a snapshot comes.
@@ -137,8 +137,9 @@ impl Replica {
         Matches { blocks }
     }
 
-    /// Makes a worker known in this epoch and fences off what an older one held. None when 65,535 workers and void
-    /// lives are known: the worker then matches nothing.
+    /// Makes a worker known in this epoch, and fences off whatever is said of another one until the next call: whoever talks
+    /// to the worker knows, while epochs are clocks, which may go back. None when 65,535 workers and void lives are
+    /// known: the worker then matches nothing.
     pub fn enroll(&self, worker: &WorkerId, epoch: WorkerEpoch) -> Option<Holder> {
         let mut table = self.table.lock();
         let holder = table.lives.enroll(worker, epoch)?;
@@ -237,9 +238,9 @@ impl Replica {
 impl Table {
     /// Decides whether a batch is news, and moves the worker's sequence forward.
     fn accept(&mut self, batch: &EventBatch) -> Result<(Holder, Applied), Applied> {
-        let holder = self.lives.enroll(&batch.worker, batch.epoch).ok_or(Applied::Full)?;
+        let holder = self.lives.hear(&batch.worker, batch.epoch).ok_or(Applied::Full)?;
         let worker = self.lives.worker_mut(holder);
-        if batch.epoch < worker.epoch || batch.seq <= worker.seq {
+        if batch.epoch != worker.epoch || batch.seq <= worker.seq {
             return Err(Applied::Stale);
         }
         let missing = batch.seq - worker.seq - 1;
@@ -267,7 +268,7 @@ impl Table {
         }
     }
 
-    /// None when a newer epoch overtook the batch, or when no number was left.
+    /// None when another epoch overtook the batch, or when no number was left.
     fn current_life(&self, holder: Holder, epoch: WorkerEpoch) -> Option<u16> {
         let worker = self.lives.worker(holder);
         (worker.epoch == epoch && worker.life != NO_LIFE).then_some(worker.life)

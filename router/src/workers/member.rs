@@ -109,7 +109,7 @@ impl Workers {
         client: WorkerClient<TrustedChannel>,
     ) -> Result<Arc<Worker>, ConnectError> {
         let (id, epoch) = (WorkerId::new(about.worker_id.as_str()), WorkerEpoch(about.epoch));
-        // Before the worker can be picked: what an older life held must not match.
+        // Before the worker can be picked: what another life held must not match.
         let holder = self.replica.enroll(&id, epoch);
         let worker = Worker::new(about, address.clone(), client, holder, Instant::now());
         let worker = self.register(worker).ok_or(ConnectError::Description(

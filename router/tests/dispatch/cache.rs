@@ -67,13 +67,25 @@ async fn predictions_that_come_true_keep_their_confidence() {
 #[tokio::test]
 async fn a_restarted_worker_matches_nothing_of_its_former_cache() {
     let mut stage = stage(2, vec![]).await;
-    let keys = stage.keys();
-    let events = vec![BlockEvent::Stored(keys)];
-    stage.index.publish(EventBatch { worker: WorkerId::new("w0"), epoch: WorkerEpoch(1), seq: 1, events });
-    assert_eq!(stage.router.state().workers.indexed_blocks(&stage.worker("w0")), 6);
-    stage.restart(0, 2);
-    stage.wait_for_epoch("w0", 2).await;
-    assert_eq!(stage.router.state().workers.indexed_blocks(&stage.worker("w0")), 0);
+    let indexed = |stage: &Stage| stage.router.state().workers.indexed_blocks(&stage.worker("w0"));
+    let store = |stage: &Stage, epoch| {
+        let (worker, events) = (WorkerId::new("w0"), vec![BlockEvent::Stored(stage.keys())]);
+        stage.index.publish(EventBatch { worker, epoch: WorkerEpoch(epoch), seq: 1, events });
+    };
+    store(&stage, 1);
+    assert_eq!(indexed(&stage), 6);
+    // Its clock goes back as well.
+    for (before, epoch) in [(1, 3), (3, 2)] {
+        stage.restart(0, epoch);
+        stage.wait_for_epoch("w0", epoch).await;
+        assert_eq!(indexed(&stage), 0);
+        store(&stage, before);
+        assert_eq!(indexed(&stage), 0, "said by the former life, heard late");
+        store(&stage, epoch);
+        assert_eq!(indexed(&stage), 6);
+    }
+    stage.restart(0, 1);
+    stage.wait_for_epoch("w0", 1).await;
     read(stage.dispatch(1).await.unwrap()).await.1.unwrap();
     let metrics = stage.router.state().metrics_text();
     assert!(metrics.contains("thalweg_router_predicted_cached_tokens_total 0\n"), "{metrics}");
