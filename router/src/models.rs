@@ -27,7 +27,7 @@ pub struct ModelEntry {
     pub template: Option<Arc<ChatTemplate>>,
     /// How it writes tool calls and thoughts.
     pub dialect: Dialect,
-    /// Prompt and output together, in tokens: the least of its workers.
+    /// Prompt and output together, in tokens: the least of its workers that live.
     pub max_model_len: u32,
     /// Tokens of a KV block.
     pub block_tokens: usize,

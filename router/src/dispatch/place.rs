@@ -76,25 +76,32 @@ impl Dispatcher {
         Ok(Ok(Placed { hashed, permit, booking, predicted, attempt_id, unproven_from, channel }))
     }
 
-    /// No worker is ready: the queue knows what to wait for, save for grammars and for embeddings, about which it knows nothing.
+    /// No worker is ready: the queue knows what to wait for, save for grammars, embeddings and contexts, about which it knows
+    /// nothing.
     fn nobody(&self, hashed: Hashed, permit: Permit) -> Result<Result<Placed, Unplaced>, RouterError> {
         let Tokenized { model, grammar, embedding, .. } = &hashed.request;
-        if (grammar.is_none() && embedding.is_none()) || self.workers.ready_for(model).is_empty() {
-            return Ok(Err(Unplaced { hashed, permit }));
-        }
-        if embedding.is_some() {
-            return Err(no_embeddings(&model.name));
-        }
-        let message = format!(
-            "no ready worker of {} knows grammars; upgrade its workers, or ask for plain text",
-            model.described()
-        );
+        let ready = self.workers.ready_for(model);
+        let lack = match () {
+            () if ready.is_empty() => None,
+            () if !ready.iter().any(|w| holds(w, &hashed)) => Some(format!(
+                "has a context of {} tokens any more; send a shorter request",
+                hashed.tokens_max()
+            )),
+            () if embedding.is_some() => return Err(no_embeddings(&model.name)),
+            () => grammar
+                .is_some()
+                .then(|| "knows grammars; upgrade its workers, or ask for plain text".to_owned()),
+        };
+        let Some(lack) = lack else { return Ok(Err(Unplaced { hashed, permit })) };
+        let message = format!("no ready worker of {} {lack}", model.described());
         Err(RouterError::new(ErrorCode::Unavailable, message).retry_after(RETRY_AFTER))
     }
 
     /// Ready workers, those with room if any has it, and lives that have not failed it if there is any.
     fn eligible(&self, hashed: &Hashed) -> Vec<Arc<Worker>> {
         let mut ready = self.workers.ready_for(&hashed.request.model);
+        // Workers of smaller contexts may have come since it was let in.
+        ready.retain(|w| holds(w, hashed));
         if hashed.request.grammar.is_some() {
             // An older one would answer whatever it likes.
             ready.retain(|w| w.has_feature(GRAMMAR));
@@ -119,6 +126,11 @@ impl Dispatcher {
     fn pick(&self, ask: &Ask, candidates: &[Candidate]) -> Option<Pick> {
         pick(self.policy, ask, candidates, self.next_turn(), &mut *self.rng.lock())
     }
+}
+
+/// Its context has room for all that the request may come to.
+fn holds(worker: &Worker, hashed: &Hashed) -> bool {
+    hashed.tokens_max() <= u64::from(worker.about.max_model_len)
 }
 
 fn prefer(workers: Vec<Arc<Worker>>, wanted: impl Fn(&Arc<Worker>) -> bool) -> Vec<Arc<Worker>> {

@@ -112,6 +112,11 @@ impl Hashed {
     pub(super) fn context_tokens(&self) -> u64 {
         (self.request.prompt_ids.len() + self.journey.progress.open_tokens()) as u64
     }
+
+    /// Tokens that a choice may come to, with its prompt.
+    pub(super) fn tokens_max(&self) -> u64 {
+        self.request.prompt_ids.len() as u64 + u64::from(self.request.sampling.max_tokens)
+    }
 }
 
 impl Tokenized {

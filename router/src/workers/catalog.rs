@@ -23,7 +23,9 @@ pub(super) fn of_workers(
     for (name, offers) in offers(workers) {
         let before = table.get(name);
         let Some(weights) = choose(before.map(|entry| entry.weights()), &offers) else { continue };
-        let matching = || offers.iter().filter(|offer| offer.weights == weights);
+        // What a worker was that is gone binds nobody, once it is known what others are.
+        let counts = |offer: &&Offer<'_>| offer.alive || before.is_none();
+        let matching = || offers.iter().filter(|offer| offer.weights == weights).filter(counts);
         let (Some(max_model_len), Some(first)) =
             (matching().map(|offer| offer.max_model_len).min(), matching().next())
         else {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use thalweg_proto::code::ErrorCode;
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
@@ -10,7 +11,7 @@ use thalweg_router::workers::health::HealthState;
 
 use crate::script::{Step, about};
 use crate::scripted_worker::ScriptedWorker;
-use crate::{index_of, read, stage};
+use crate::{Stage, config, index_of, read, stage, stage_of};
 
 #[tokio::test]
 async fn a_draining_worker_gets_nothing_new_and_finishes_what_it_has() {
@@ -111,6 +112,30 @@ async fn a_silent_worker_is_suspected_then_given_up_and_comes_back() {
     assert_eq!(stage.worker(&silent).state(), HealthState::Gone);
     stage.workers[index].mute.send_replace(false);
     stage.wait_for_state(&silent, HealthState::Ready).await;
+}
+
+#[tokio::test]
+async fn a_context_is_that_of_live_workers_and_begun_answers_go_where_it_is_as_large() {
+    let small = || v1::DescribeResponse { max_model_len: 128, ..about("small") };
+    let mut stage = stage_of(config(), vec![about("large"), small()], vec![Step::BreakAfter(3)]).await;
+    let context = |stage: &Stage| stage.router.state().models.get("tiny").unwrap().max_model_len;
+    assert_eq!(context(&stage), 128);
+    stage.workers[1].kill();
+    while context(&stage) != 512 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(stage.worker("small").state(), HealthState::Gone);
+    let long = stage.request(50);
+
+    stage.workers[1].restart(&stage.scene, v1::DescribeResponse { epoch: 2, ..small() });
+    stage.wait_for_epoch("small", 2).await;
+    let (tokens, end) = stage.spawn(long.clone()).await.unwrap();
+    assert_eq!((tokens.len(), end), (50, Ok(())), "broken once, and resumed");
+    assert!(stage.scene.seen().iter().all(|(worker, _)| worker == "large"));
+    stage.workers[0].kill();
+    stage.wait_for_state("large", HealthState::Gone).await;
+    let error = stage.spawn(long).await.unwrap().1.unwrap_err();
+    assert!(error.message.contains("context of 150 tokens"), "{error:?}");
 }
 
 #[tokio::test]
