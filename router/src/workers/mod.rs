@@ -29,6 +29,7 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_cache_index::Replica;
 use thalweg_membership::{GrpcAddress, Member};
+use thalweg_proto::ids::WorkerId;
 use thalweg_serve::trust::ClientTrust;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -248,6 +249,7 @@ impl Workers {
             if let Some(before) = former.on_health(HealthEvent::Replaced, now) {
                 self.note_failure(&former, before, now);
             }
+            self.forget_unless_known(&former.id);
         }
         self.rebuild();
         Some(worker)
@@ -255,16 +257,18 @@ impl Workers {
 
     /// The address is no longer a member and its report stream has ended.
     fn remove(&self, address: &GrpcAddress) {
-        let mut by_address = self.by_address.lock();
-        let Some(worker) = by_address.remove(address) else { return };
-        // It may have moved to another address.
-        let is_elsewhere = by_address.values().any(|w| w.id == worker.id);
-        drop(by_address);
+        let Some(worker) = self.by_address.lock().remove(address) else { return };
         worker.on_health(HealthEvent::Replaced, Instant::now());
-        if !is_elsewhere {
-            self.replica.forget(&worker.id);
-        }
+        self.forget_unless_known(&worker.id);
         self.rebuild();
+    }
+
+    /// The index keeps what a worker holds that is known at another address, or at this one in its next life.
+    fn forget_unless_known(&self, id: &WorkerId) {
+        let by_address = self.by_address.lock();
+        if !by_address.values().any(|w| w.id == *id) {
+            self.replica.forget(id);
+        }
     }
 
     fn report(&self, worker: &Worker, report: thalweg_proto::v1::LoadReport, now: Instant) {

@@ -9,7 +9,7 @@ use thalweg_proto::v1::DescribeResponse;
 use thalweg_router::dispatch::GenerationEvent;
 
 use crate::script::about;
-use crate::{config, read, stage, stage_of};
+use crate::{Stage, config, read, stage, stage_of};
 
 #[tokio::test]
 async fn a_prompt_goes_where_its_blocks_lie_and_experience_corrects_the_index() {
@@ -89,4 +89,17 @@ async fn a_restarted_worker_matches_nothing_of_its_former_cache() {
     read(stage.dispatch(1).await.unwrap()).await.1.unwrap();
     let metrics = stage.router.state().metrics_text();
     assert!(metrics.contains("thalweg_router_predicted_cached_tokens_total 0\n"), "{metrics}");
+}
+
+#[tokio::test]
+async fn the_index_forgets_a_worker_that_another_one_replaced_at_its_address() {
+    let mut stage = stage(1, vec![]).await;
+    let (worker, events) = (WorkerId::new("w0"), vec![BlockEvent::Stored(stage.keys())]);
+    stage.index.publish(EventBatch { worker, epoch: WorkerEpoch(1), seq: 1, events });
+    stage.workers[0].restart(&stage.scene, about("successor"));
+    let workers = &stage.router.state().workers;
+    while workers.list()[0].id.as_str() != "successor" {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    assert_eq!(stage.index.replica().stats().workers, 1);
 }
