@@ -205,44 +205,55 @@ impl DispatchMetrics {
 /// Gauges of each worker; never histograms, of which there would be too many.
 struct WorkerMetrics {
     state: Family<StateLabel, Gauge>,
-    figures: [(Family<WorkerLabel, Figure>, FigureOf); 8],
+    figures: [(Family<WorkerLabel, Figure>, FigureOf, Together); 8],
 }
 
 type Figure = Gauge<f64, AtomicU64>;
 type FigureOf = fn(&Workers, &Worker) -> f64;
+/// What two workers of one id come to: a worker that moves is at two addresses for a while.
+type Together = fn(f64, f64) -> f64;
 
 impl WorkerMetrics {
     fn register(registry: &mut Registry) -> Self {
         let state = Family::default();
-        registry.register("worker_state", "1 for the state that the worker is in", Family::clone(&state));
-        let mut figure = |name: &str, help: &str, of: FigureOf| {
+        registry.register(
+            "worker_state",
+            "Workers of this id in this state: one in one of them, as a rule",
+            Family::clone(&state),
+        );
+        let mut figure = |name: &str, help: &str, together: Together, of: FigureOf| {
             let family = Family::<WorkerLabel, Figure>::default();
             registry.register(name, help, family.clone());
-            (family, of)
+            (family, of, together)
         };
+        let sum: Together = |a, b| a + b;
         let figures = [
-            figure("worker_running", "Sequences that decode", |_, w| f64::from(w.load().running)),
-            figure("worker_waiting", "Sequences that wait or were booked", |_, w| {
+            figure("worker_running", "Sequences that decode", sum, |_, w| f64::from(w.load().running)),
+            figure("worker_waiting", "Sequences that wait or were booked", sum, |_, w| {
                 f64::from(w.load().waiting)
             }),
-            figure("worker_prefill_tokens_ahead", "Prompt tokens to compute", |_, w| {
+            figure("worker_prefill_tokens_ahead", "Prompt tokens to compute", sum, |_, w| {
                 w.load().prefill_tokens_ahead as f64
             }),
-            figure("worker_kv_blocks_available", "KV blocks that are free or only cached", |_, w| {
+            figure("worker_kv_blocks_available", "KV blocks that are free or only cached", sum, |_, w| {
                 w.load().kv_blocks_available as f64
             }),
-            figure("worker_bookings", "Requests of this router on the worker", |_, w| {
+            figure("worker_bookings", "Requests of this router on the worker", sum, |_, w| {
                 w.open_bookings() as f64
             }),
-            figure("worker_hit_confidence", "Actual over predicted cached tokens, 0 to 1", |_, w| {
-                w.confidence().ratio()
-            }),
-            figure("worker_indexed_blocks", "Blocks that the cache index knows of", |all, w| {
+            figure(
+                "worker_hit_confidence",
+                "Actual over predicted cached tokens, 0 to 1",
+                f64::min,
+                |_, w| w.confidence().ratio(),
+            ),
+            figure("worker_indexed_blocks", "Blocks that the cache index knows of", f64::max, |all, w| {
                 all.indexed_blocks(w) as f64
             }),
             figure(
                 "worker_index_silent",
                 "1: it serves prompts, and the cache index knows no block",
+                f64::max,
                 |all, w| f64::from(u8::from(all.is_index_silent(w, Instant::now()))),
             ),
         ];
@@ -251,15 +262,18 @@ impl WorkerMetrics {
 
     fn show(&self, workers: &Workers) {
         self.state.clear();
-        self.figures.iter().for_each(|(family, _)| family.clear());
-        for worker in workers.list().iter() {
-            let name = || worker.id.as_str().to_owned();
+        self.figures.iter().for_each(|(family, ..)| family.clear());
+        for namesakes in workers.list().chunk_by(|a, b| a.id == b.id) {
+            let name = || namesakes[0].id.as_str().to_owned();
             for state in HealthState::ALL {
                 let label = StateLabel { worker: name(), state: state.as_str() };
-                self.state.get_or_create(&label).set((worker.state() == state).into());
+                let count = namesakes.iter().filter(|worker| worker.state() == state).count();
+                self.state.get_or_create(&label).set(count as i64);
             }
-            for (family, of) in &self.figures {
-                family.get_or_create(&WorkerLabel { worker: name() }).set(of(workers, worker));
+            for (family, of, together) in &self.figures {
+                let figures = namesakes.iter().map(|worker| of(workers, worker));
+                let figure = figures.reduce(together).unwrap_or_default();
+                family.get_or_create(&WorkerLabel { worker: name() }).set(figure);
             }
         }
     }

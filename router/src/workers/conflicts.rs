@@ -1,13 +1,17 @@
-//! Names that a worker uses for something else than this router does, said once and by name.
+//! Names that a worker uses for something else than this router does, and ids that two workers use, said once and by name.
+
+use std::sync::Arc;
 
 use thalweg_proto::ids::WorkerId;
 
+use super::health::HealthState;
 use super::{Worker, Workers};
 use crate::models::{ModelEntry, Weights};
 
 impl Workers {
     /// To be called once the worker is registered: whoever comes second is told of.
     pub(super) fn warn_of_conflicts(&self, worker: &Worker) {
+        self.warn_of_namesake(worker);
         for (name, weights) in worker.offers() {
             let Some(entry) = self.models.get(name) else { continue };
             if let Some(conflict) = conflict(&entry, weights) {
@@ -19,6 +23,26 @@ impl Workers {
                     "worker has another block size than the first one of its model: its cache is not looked at"
                 );
             }
+        }
+    }
+}
+
+impl Workers {
+    /// One that has moved is listed at its new address only.
+    fn warn_of_namesake(&self, worker: &Worker) {
+        let listing = self.listing.lock();
+        let is_namesake = |w: &&Arc<Worker>| {
+            w.id == worker.id
+                && w.address != worker.address
+                && w.state() != HealthState::Gone
+                && listing.has(&w.address)
+        };
+        if let Some(other) = self.list().iter().find(is_namesake) {
+            tracing::warn!(
+                worker = %worker.id, address = %worker.address, other = %other.address,
+                "two workers have one id: only the cache of the one met last is looked at; give each worker a \
+                 --worker-id of its own"
+            );
         }
     }
 }
@@ -77,8 +101,6 @@ fn warn(worker: &WorkerId, entry: &ModelEntry, conflict: Conflict) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use bytes::Bytes;
 
     use super::*;

@@ -166,3 +166,21 @@ async fn one_worker_behind_two_addresses_is_known_once() {
     names.sort();
     assert_eq!(names, ["late", "w0"]);
 }
+
+#[tokio::test]
+async fn two_workers_of_one_id_are_counted() {
+    let mut stage = stage(2, vec![]).await;
+    stage.workers[1].restart(&stage.scene, v1::DescribeResponse { epoch: 7, ..about("w0") });
+    let ready = |count| format!("thalweg_router_worker_state{{worker=\"w0\",state=\"ready\"}} {count}");
+    while !stage.shows(&ready(2)) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    stage.workers[0].kill();
+    while !stage.shows(&ready(1)) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    stage.workers[1].kill();
+    while !stage.shows(&ready(0)) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
