@@ -25,15 +25,15 @@ pub(super) fn model(fields: &Fields<'_>, models: &Models) -> Result<Arc<ModelEnt
     }
 }
 
-/// The model or adapter of that very name, or a 404; a 503 while no worker has said what it serves.
+/// The model or adapter of that very name, or a 404; a 503 while no worker is known that serves anything.
 pub(crate) fn find_model(name: &str, models: &Models) -> Result<Arc<ModelEntry>, RouterError> {
     if let Some(entry) = models.get(name) {
         return Ok(entry);
     }
     let served = models.list();
     if served.is_empty() {
-        let error = RouterError::new(ErrorCode::Unavailable, "no worker is ready yet; GET /ready tells when");
-        return Err(error.retry_after(Duration::from_secs(1)));
+        let message = "no worker is known, and with it no model; start one or try again later";
+        return Err(RouterError::new(ErrorCode::Unavailable, message).retry_after(Duration::from_secs(1)));
     }
     let message = format!("the model `{}` does not exist; served are: {}", echo(name), names(&served));
     Err(RouterError { code: ErrorCode::ModelNotFound, ..RouterError::field("model", message) })
