@@ -3,8 +3,10 @@
 mod index;
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use hashbrown::HashSet;
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -74,9 +76,10 @@ impl Metrics {
         text
     }
 
-    /// Brings the gauges of every worker up to date; a worker that left takes its own with it.
+    /// Brings what is told of every worker up to date; a worker that left takes its own with it.
     pub(crate) fn show_workers(&self, workers: &Workers) {
         self.workers.show(workers);
+        self.dispatch.forget_picks_but_of(&workers.list());
     }
 }
 
@@ -92,6 +95,8 @@ pub(crate) struct DispatchMetrics {
     broken: Family<CodeLabel, Counter>,
     retries: Family<ReasonLabel, Counter>,
     picks: Family<WorkerLabel, Counter>,
+    /// Workers that have a counter there.
+    picked: Mutex<HashSet<String>>,
     predicted_cached_tokens: Counter,
     actual_cached_tokens: Counter,
     predicted_first_token: Histogram,
@@ -135,6 +140,7 @@ impl DispatchMetrics {
             broken: Family::default(),
             retries: Family::default(),
             picks: Family::default(),
+            picked: Mutex::default(),
             predicted_cached_tokens: Counter::default(),
             actual_cached_tokens: Counter::default(),
             predicted_first_token: seconds_histogram(),
@@ -191,7 +197,16 @@ impl DispatchMetrics {
     /// A worker was booked; `cost` tells when the first token is expected, if it has not come already.
     pub(crate) fn picked(&self, worker: &str, cost: Option<&Cost>) {
         self.picks.get_or_create(&WorkerLabel { worker: worker.to_owned() }).inc();
+        self.picked.lock().get_or_insert_with(worker, str::to_owned);
         cost.into_iter().for_each(|cost| self.predicted_first_token.observe(cost.first_token()));
+    }
+
+    fn forget_picks_but_of(&self, workers: &[Arc<Worker>]) {
+        let known: HashSet<&str> = workers.iter().map(|worker| worker.id.as_str()).collect();
+        let left = self.picked.lock().extract_if(|name| !known.contains(name.as_str())).collect::<Vec<_>>();
+        for worker in left {
+            self.picks.remove(&WorkerLabel { worker });
+        }
     }
 
     /// What became of a prediction.

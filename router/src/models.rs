@@ -76,23 +76,34 @@ impl ModelEntry {
 #[derive(Default)]
 pub struct Models {
     by_name: ArcSwap<BTreeMap<String, Arc<ModelEntry>>>,
+    list: ArcSwap<Vec<Arc<ModelEntry>>>,
 }
 
 impl Models {
-    /// The model of this name.
+    /// The model of this name, perhaps of workers that have left.
     pub fn get(&self, name: &str) -> Option<Arc<ModelEntry>> {
         self.by_name.load().get(name).cloned()
     }
 
-    /// All models by name, then all adapters: clients that take the first mean a model.
-    pub fn list(&self) -> Vec<Arc<ModelEntry>> {
-        let mut list: Vec<_> = self.by_name.load().values().cloned().collect();
-        list.sort_by_key(|entry| entry.adapter.is_some());
-        list
+    /// Models of known workers by name, then their adapters: clients that take the first mean a model.
+    pub fn list(&self) -> Arc<Vec<Arc<ModelEntry>>> {
+        self.list.load_full()
     }
 
-    /// Puts a new table in place.
-    pub(crate) fn replace(&self, table: BTreeMap<String, Arc<ModelEntry>>) {
+    /// All names.
+    pub(crate) fn table(&self) -> Arc<BTreeMap<String, Arc<ModelEntry>>> {
+        self.by_name.load_full()
+    }
+
+    /// Puts a new table in place, of which those names are listed for which it holds.
+    pub(crate) fn replace(
+        &self,
+        table: BTreeMap<String, Arc<ModelEntry>>,
+        is_listed: impl Fn(&ModelEntry) -> bool,
+    ) {
+        let mut list: Vec<_> = table.values().filter(|entry| is_listed(entry)).cloned().collect();
+        list.sort_by_key(|entry| entry.adapter.is_some());
         self.by_name.store(Arc::new(table));
+        self.list.store(Arc::new(list));
     }
 }

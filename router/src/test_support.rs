@@ -38,7 +38,7 @@ pub(crate) fn entry(name: &str, with_template: bool) -> Arc<ModelEntry> {
 pub(crate) fn models() -> Models {
     let models = Models::default();
     let table = [entry("tiny", true), entry("base", false)].map(|m| (m.name.clone(), m));
-    models.replace(BTreeMap::from(table));
+    models.replace(BTreeMap::from(table), |_| true);
     models
 }
 

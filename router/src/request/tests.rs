@@ -324,7 +324,7 @@ fn unknown_models_are_404_with_the_name_as_sent() {
 fn the_404_among_many_names_tells_some_and_how_many_more() {
     let models = Models::default();
     let names = (0..40).map(|number| format!("adapter-{number:02}-{}", "x".repeat(500)));
-    models.replace(names.map(|name| (name.clone(), entry(&name, false))).collect());
+    models.replace(names.map(|name| (name.clone(), entry(&name, false))).collect(), |_| true);
     let error = common::find_model("nope", &models).err().expect("unknown");
     assert!(error.message.ends_with("and 28 more, which GET /v1/models lists"), "{}", error.message);
     assert!(error.message.len() < 2_000, "{}", error.message.len());

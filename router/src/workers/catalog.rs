@@ -15,11 +15,10 @@ use crate::models::{AdapterOf, ModelEntry, Weights};
 /// before adapters. A name stays known after its last worker.
 pub(super) fn of_workers(
     workers: &[Arc<Worker>],
-    known: &[Arc<ModelEntry>],
+    known: &BTreeMap<String, Arc<ModelEntry>>,
     tokenizers: &Tokenizers,
 ) -> BTreeMap<String, Arc<ModelEntry>> {
-    let mut table: BTreeMap<String, Arc<ModelEntry>> =
-        known.iter().map(|entry| (entry.name.clone(), Arc::clone(entry))).collect();
+    let mut table = known.clone();
     for (name, offers) in offers(workers) {
         let before = table.get(name);
         let Some(weights) = choose(before.map(|entry| entry.weights()), &offers) else { continue };

@@ -343,7 +343,8 @@ impl Workers {
         let by_address = self.by_address.lock();
         let mut list: Vec<Arc<Worker>> = by_address.values().cloned().collect();
         list.sort_by(|a, b| a.id.cmp(&b.id).then_with(|| a.address.cmp(&b.address)));
-        self.models.replace(catalog::of_workers(&list, &self.models.list(), &self.tokenizers));
+        let table = catalog::of_workers(&list, &self.models.table(), &self.tokenizers);
+        self.models.replace(table, |model| list.iter().any(|w| w.serves(model)));
         let ready = list.iter().filter(|w| w.state() == HealthState::Ready).count();
         self.list.store(Arc::new(list));
         self.ready.send_replace(ready);

@@ -60,6 +60,23 @@ async fn workers_may_come_late_and_leave() {
 }
 
 #[tokio::test]
+async fn a_worker_that_left_leaves_no_series_and_no_model_in_the_list() {
+    // metrics-04.
+    let mut stage = stage(1, vec![]).await;
+    read(stage.dispatch(1).await.unwrap()).await.1.unwrap();
+    assert!(stage.shows("thalweg_router_picks_total{worker=\"w0\"} 1"));
+    stage.membership.set([]);
+    stage.workers[0].kill();
+    let state = stage.router.state();
+    while !state.workers.list().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!state.metrics_text().contains("worker=\"w0\""));
+    assert!(state.models.list().is_empty());
+    assert!(state.models.get("tiny").is_some(), "it is told from an unknown one");
+}
+
+#[tokio::test]
 async fn a_restarted_worker_owes_nothing_for_its_former_life() {
     // routing-02: requests of the former life end on the new one's account only as far as they go on there.
     let mut stage = stage(1, vec![Step::Hold(1); 4]).await;
