@@ -3,8 +3,9 @@
 //! Records go through a bounded queue to a thread that writes them. A request never waits for it: when the queue is full,
 //! as behind a disk that hangs, records are dropped, counted and told of once.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,11 +38,8 @@ pub(crate) struct UsageLog {
 impl UsageLog {
     /// Appends to `target`, or writes to standard output if that is `-`.
     pub(crate) fn open(target: &Path, registry: &mut Registry) -> io::Result<Self> {
-        let out: Box<dyn Write + Send> = if target == Path::new("-") {
-            Box::new(io::stdout())
-        } else {
-            Box::new(OpenOptions::new().create(true).append(true).open(target)?)
-        };
+        let out: Box<dyn Write + Send> =
+            if target == Path::new("-") { Box::new(io::stdout()) } else { Box::new(open(target)?) };
         let (queue, waiting) = sync_channel(WAITING_MAX);
         let dropped = Counter::default();
         let lost = dropped.clone();
@@ -74,6 +72,12 @@ impl UsageLog {
             let _ = tokio::time::timeout(FLUSH_PATIENCE, written).await;
         }
     }
+}
+
+fn open(target: &Path) -> io::Result<File> {
+    // Opening a named pipe to write alone would wait for somebody who reads it; so records wait there.
+    let is_pipe = std::fs::metadata(target).is_ok_and(|file| file.file_type().is_fifo());
+    OpenOptions::new().create(!is_pipe).append(true).read(is_pipe).open(target)
 }
 
 /// Writes until every sender is gone, as much at a time as waits.
@@ -126,6 +130,8 @@ fn append(out: &mut impl Write, bytes: &[u8]) -> (usize, io::Result<()>) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::BufRead;
+
     use super::*;
 
     #[tokio::test]
@@ -139,6 +145,21 @@ mod tests {
         let text = std::fs::read_to_string(file.path()).expect("readable");
         assert_eq!(text, "before\n{\"a\":1}\n{\"b\":\"x\\ny\"}\n");
         assert!(UsageLog::open(Path::new("/nowhere/usage"), &mut Registry::default()).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_pipe_is_opened_before_anybody_reads_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("usage");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs");
+        assert!(made.success());
+        let log = UsageLog::open(&pipe, &mut Registry::default()).expect("opens");
+        log.record(&serde_json::json!({"a": 1}));
+        log.flush().await;
+        let mut line = String::new();
+        let reader = File::open(&pipe).expect("opens");
+        io::BufReader::new(reader).read_line(&mut line).expect("readable");
+        assert_eq!(line, "{\"a\":1}\n");
     }
 
     /// A disk with room for so many bytes, and for all once there is more.
