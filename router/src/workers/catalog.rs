@@ -6,7 +6,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Worker;
 use super::health::HealthState;
-use super::tokenizers::Tokenizers;
 use crate::dialect::Dialect;
 use crate::models::{AdapterOf, ModelEntry, Weights};
 
@@ -16,7 +15,6 @@ use crate::models::{AdapterOf, ModelEntry, Weights};
 pub(super) fn of_workers(
     workers: &[Arc<Worker>],
     known: &BTreeMap<String, Arc<ModelEntry>>,
-    tokenizers: &Tokenizers,
 ) -> BTreeMap<String, Arc<ModelEntry>> {
     let mut table = known.clone();
     for (name, offers) in offers(workers) {
@@ -33,13 +31,16 @@ pub(super) fn of_workers(
         if before.is_some_and(|e| e.weights() == weights && e.max_model_len == max_model_len) {
             continue;
         }
-        let Some(text) = tokenizers.get(&weights.model) else { continue };
+        let Some(worker) = workers.iter().find(|worker| worker.about.fingerprint == weights.model) else {
+            continue;
+        };
+        let text = &worker.text;
         let entry = ModelEntry {
             name: name.to_owned(),
             created: before.map_or_else(unix_seconds, |entry| entry.created),
             dialect: Dialect::of(text.template.as_deref()),
-            tokenizer: text.tokenizer,
-            template: text.template,
+            tokenizer: Arc::clone(&text.tokenizer),
+            template: text.template.clone(),
             max_model_len,
             block_tokens: first.block_size as usize,
             fingerprint: weights.model,

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{self, ConnectError};
+use super::tokenizers::TextSide;
 use super::{Worker, Workers};
 
 /// First and longest pause between two tries; the longest bounds how late a returning worker is seen.
@@ -96,8 +97,8 @@ async fn get_to_know(
 ) -> Result<Arc<Worker>, ConnectError> {
     let mut client = connection::client(channel.clone());
     let about = connection::describe(&mut client, workers.connect_timeout).await?;
-    workers.tokenizers.ensure(&about, &mut client).await?;
-    let worker = workers.admit(about, address, client)?;
+    let text = workers.tokenizers.ensure(&about, &mut client).await?;
+    let worker = workers.admit(about, text, address, client)?;
     Ok(worker)
 }
 
@@ -105,13 +106,14 @@ impl Workers {
     fn admit(
         &self,
         about: v1::DescribeResponse,
+        text: Arc<TextSide>,
         address: &GrpcAddress,
         client: WorkerClient<TrustedChannel>,
     ) -> Result<Arc<Worker>, ConnectError> {
         let (id, epoch) = (WorkerId::new(about.worker_id.as_str()), WorkerEpoch(about.epoch));
         // Before the worker can be picked: what another life held must not match.
         let holder = self.replica.enroll(&id, epoch);
-        let worker = Worker::new(about, address.clone(), client, holder, Instant::now());
+        let worker = Worker::new(about, text, address.clone(), client, holder, Instant::now());
         let worker = self.register(worker).ok_or(ConnectError::Description(
             "another address already leads to this very worker; list it once",
         ))?;

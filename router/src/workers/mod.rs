@@ -343,7 +343,7 @@ impl Workers {
         let by_address = self.by_address.lock();
         let mut list: Vec<Arc<Worker>> = by_address.values().cloned().collect();
         list.sort_by(|a, b| a.id.cmp(&b.id).then_with(|| a.address.cmp(&b.address)));
-        let table = catalog::of_workers(&list, &self.models.table(), &self.tokenizers);
+        let table = catalog::of_workers(&list, &self.models.table());
         self.models.replace(table, |model| list.iter().any(|w| w.serves(model)));
         let ready = list.iter().filter(|w| w.state() == HealthState::Ready).count();
         self.list.store(Arc::new(list));

@@ -1,6 +1,6 @@
-//! Tokenizers and templates by fingerprint, each fetched from a worker once.
+//! Tokenizers and templates by fingerprint, each fetched from a worker once and kept by the workers that have it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,7 +18,6 @@ const BUNDLE_BYTES_MAX: usize = 256 << 20;
 const FETCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Text side of one fingerprint.
-#[derive(Clone)]
 pub(super) struct TextSide {
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<Arc<ChatTemplate>>,
@@ -49,25 +48,21 @@ pub(super) enum FetchError {
 
 #[derive(Default)]
 pub(super) struct Tokenizers {
-    known: Mutex<HashMap<Bytes, TextSide>>,
+    known: Mutex<HashMap<Bytes, Weak<TextSide>>>,
     /// One transfer at a time, so that workers of one fingerprint that appear together cause one.
     fetching: tokio::sync::Mutex<()>,
 }
 
 impl Tokenizers {
-    pub(super) fn get(&self, fingerprint: &[u8]) -> Option<TextSide> {
-        self.known.lock().get(fingerprint).cloned()
-    }
-
-    /// Makes sure that the fingerprint's text side is known.
+    /// The text side of a worker's fingerprint.
     pub(super) async fn ensure(
         &self,
         about: &v1::DescribeResponse,
         client: &mut WorkerClient<TrustedChannel>,
-    ) -> Result<(), FetchError> {
+    ) -> Result<Arc<TextSide>, FetchError> {
         let _one_at_a_time = self.fetching.lock().await;
-        if self.get(&about.fingerprint).is_some() {
-            return Ok(());
+        if let Some(text) = self.get(&about.fingerprint) {
+            return Ok(text);
         }
         let model = about.models.first().cloned().unwrap_or_default();
         let bytes = tokio::time::timeout(FETCH_TIMEOUT, transfer(model, client))
@@ -75,8 +70,19 @@ impl Tokenizers {
             .map_err(|_| FetchError::Timeout)??;
         // Building a vocabulary takes a good part of a second: not on the reactor.
         let text = tokio::task::spawn_blocking(move || build(&bytes)).await??;
-        self.known.lock().insert(about.fingerprint.clone(), text);
-        Ok(())
+        Ok(self.put(about.fingerprint.clone(), text))
+    }
+
+    fn get(&self, fingerprint: &[u8]) -> Option<Arc<TextSide>> {
+        self.known.lock().get(fingerprint).and_then(Weak::upgrade)
+    }
+
+    fn put(&self, fingerprint: Bytes, text: TextSide) -> Arc<TextSide> {
+        let text = Arc::new(text);
+        let mut known = self.known.lock();
+        known.retain(|_, text| text.strong_count() > 0);
+        known.insert(fingerprint, Arc::downgrade(&text));
+        text
     }
 }
 
@@ -99,4 +105,31 @@ fn build(bytes: &[u8]) -> Result<TextSide, FetchError> {
         tokenizer: Arc::new(Tokenizer::new(&bundle)?),
         template: template.transpose()?.map(Arc::new),
     })
+}
+
+#[cfg(test)]
+impl TextSide {
+    /// Of one token per byte.
+    pub(super) fn of_bytes() -> Self {
+        let bundle = crate::test_support::tokenizer::bundle(false, 512);
+        Self { tokenizer: Arc::new(Tokenizer::new(&bundle).expect("the tokenizer loads")), template: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_side_is_kept_while_a_worker_has_it() {
+        let tokenizers = Tokenizers::default();
+        let put = |name: &'static str| tokenizers.put(Bytes::from(name), TextSide::of_bytes());
+        let (a, b) = (put("a"), put("b"));
+        assert!(tokenizers.get(b"a").is_some_and(|found| Arc::ptr_eq(&found, &a)));
+        drop(a);
+        let _c = put("c");
+        assert!(tokenizers.get(b"a").is_none() && tokenizers.get(b"b").is_some());
+        assert_eq!(tokenizers.known.lock().len(), 2);
+        drop(b);
+    }
 }

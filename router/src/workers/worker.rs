@@ -19,6 +19,7 @@ use super::failures::Life;
 use super::health::{Health, HealthEvent, HealthState};
 use super::in_flight::{InFlight, OnWorker};
 use super::load::{LoadBook, LoadView, Weight};
+use super::tokenizers::TextSide;
 use crate::models::{ModelEntry, Weights};
 use crate::policy::Speed;
 
@@ -36,6 +37,8 @@ pub struct Worker {
     pub about: v1::DescribeResponse,
     /// Its number in the cache index; None when the index is full.
     pub holder: Option<Holder>,
+    /// How its model's texts become tokens.
+    pub(super) text: Arc<TextSide>,
     offers: HashMap<String, Weights>,
     client: WorkerClient<TrustedChannel>,
     state: watch::Sender<HealthState>,
@@ -60,6 +63,7 @@ impl Worker {
 
     pub(super) fn new(
         about: v1::DescribeResponse,
+        text: Arc<TextSide>,
         address: GrpcAddress,
         client: WorkerClient<TrustedChannel>,
         holder: Option<Holder>,
@@ -73,6 +77,7 @@ impl Worker {
             since: now,
             address,
             holder,
+            text,
             offers: offers(&about),
             client,
             state: watch::Sender::new(health.state(now)),
