@@ -34,6 +34,9 @@ const REASON_CHARS_MAX: usize = 400;
 /// The library's word for a grammar none of whose texts can be begun.
 const NOTHING_FITS: &str = "NoExtensionBias";
 
+/// What it says of a `oneOf` whose options it cannot tell apart, an option that no client has.
+const OVERLAPPING: &str = "coerce_one_of";
+
 /// No grammar came of a source.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
@@ -240,6 +243,10 @@ fn refusal(error: &anyhow::Error) -> GrammarError {
     let reason = format!("{error:#}");
     if reason.contains("panic:") {
         return panicked();
+    }
+    if reason.contains(OVERLAPPING) {
+        let remedy = "use `anyOf`, or tell the options apart by a required property with a `const` in each";
+        return GrammarError::Invalid { reason: format!("options of a `oneOf` may overlap; {remedy}") };
     }
     GrammarError::Invalid { reason: brief(&reason) }
 }

@@ -11,6 +11,7 @@ pub mod limits;
 mod mask;
 mod matcher;
 mod reach;
+mod schema;
 mod scout;
 mod source;
 mod thoughts;

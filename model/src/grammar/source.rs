@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::blanks::{JsonBlanks, check_options, put_pattern};
 use super::compile::GrammarError;
 use super::limits::{CHOICES_MAX, GRAMMAR_BYTES_MAX, JSON_BLANKS_MAX, NESTING_MAX};
+use super::schema;
 
 /// A set of texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -112,10 +113,12 @@ impl GrammarSource {
 
 fn parse_schema(text: &str, blanks: JsonBlanks) -> Result<TopLevelGrammar, GrammarError> {
     check_nesting(outside_strings(text))?;
-    let schema: Value = serde_json::from_str(text).map_err(|error| invalid(format!("no JSON: {error}")))?;
+    let mut schema: Value =
+        serde_json::from_str(text).map_err(|error| invalid(format!("no JSON: {error}")))?;
     match &schema {
         Value::Object(object) => {
             check_options(object, blanks)?;
+            schema::prepare(&mut schema)?;
             Ok(json_grammar(schema, blanks))
         }
         _ => Err(invalid("it must be an object")),

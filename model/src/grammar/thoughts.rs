@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::blanks::{JsonBlanks, has_options, put_pattern};
+use super::schema;
 use super::source::GrammarSource;
 
 /// Behind the thoughts models write a blank line.
@@ -13,7 +14,7 @@ const GAP: &str = r"/[ \n]{1,4}/";
 impl GrammarSource {
     /// Texts of this grammar behind thoughts that end with `</think>`. `begun`: the prompt has begun them; else the model
     /// may begin some with `<think>`. `pattern`: as in [`Self::with_blanks_pattern`]. None where the source cannot be part of another:
-    /// a whole grammar of rules, or a schema that tells the library how to read it.
+    /// a whole grammar of rules, or a schema that tells the library how to read it or that cannot be enforced.
     pub fn behind_thoughts(&self, begun: bool, blanks: JsonBlanks, pattern: Option<&str>) -> Option<Self> {
         let answer = match self {
             Self::JsonObject => json_rule(json!({"type": "object"}), blanks, pattern)?,
@@ -40,6 +41,7 @@ impl GrammarSource {
 fn json_rule(mut schema: Value, blanks: JsonBlanks, pattern: Option<&str>) -> Option<String> {
     let object = schema.as_object_mut().filter(|object| !has_options(object))?;
     pattern.into_iter().for_each(|pattern| put_pattern(object, pattern));
+    schema::prepare(&mut schema).ok()?;
     blanks.put_into(&mut schema);
     Some(format!("%json {schema}"))
 }

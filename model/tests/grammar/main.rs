@@ -10,5 +10,6 @@ mod bounds;
 mod masks;
 mod random;
 mod refusals;
+mod schemas;
 mod tiny;
 mod walk;

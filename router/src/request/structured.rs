@@ -114,9 +114,11 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<Structure>, RouterError
     let format = Fields::within(object, "response_format.");
     match format.string("type")? {
         Some("text") => Ok(None),
-        Some("json_object") => {
-            Ok(Some(Structure::new(GrammarSource::JsonObject, "response_format".to_owned())))
-        }
+        // With a schema as llama.cpp and Together have it.
+        Some("json_object") => Ok(Some(match format.object("schema")? {
+            Some(schema) if !schema.is_empty() => Structure::new(of_schema(schema), format.path("schema")),
+            _ => Structure::new(GrammarSource::JsonObject, "response_format".to_owned()),
+        })),
         Some("json_schema") => json_schema(&format).map(Some),
         Some(_) => Err(format.error("type", "must be \"text\", \"json_object\" or \"json_schema\"")),
         None => Err(format.error("type", "is missing; it is \"text\", \"json_object\" or \"json_schema\"")),

@@ -120,6 +120,10 @@ fn what_is_not_served_is_refused_and_never_ignored() {
         check(json!({"allowed_token_ids": [5]}), "allowed_token_ids");
         check(json!({"suffix": "x"}), "suffix");
         check(json!({"functions": []}), "functions");
+        check_refused(endpoint, json!({"regex": "a+"}), "regex", "`guided_regex`");
+        check_refused(endpoint, json!({"ebnf": "root ::= \"a\""}), "ebnf", "`guided_grammar`");
+        check_refused(endpoint, json!({"grammar": "root ::= \"a\""}), "grammar", "`guided_grammar`");
+        check_refused(endpoint, json!({"json_schema": {}}), "json_schema", "`guided_json`");
         accepted(endpoint, json!({"response_format": {"type": "text"}, "guided_json": null, "best_of": 1}));
         accepted(
             endpoint,

@@ -178,13 +178,20 @@ fn parameters(function: &Value, root: &str) -> Value {
     schema
 }
 
+/// Keywords of a schema that hold data, and those that hold schemas by names which may read like keywords.
+const DATA: [&str; 4] = ["const", "enum", "default", "examples"];
+const NAMED: [&str; 5] = ["properties", "patternProperties", "dependentSchemas", "$defs", "definitions"];
+
 fn move_references(schema: &mut Value, root: &str) {
     match schema {
         Value::Array(items) => items.iter_mut().for_each(|item| move_references(item, root)),
         Value::Object(fields) => {
-            for (key, value) in fields.iter_mut() {
+            for (key, value) in fields.iter_mut().filter(|(key, _)| !DATA.contains(&key.as_str())) {
                 match value {
                     Value::String(to) if key == "$ref" && to.starts_with('#') => to.replace_range(..1, root),
+                    Value::Object(schemas) if NAMED.contains(&key.as_str()) => {
+                        schemas.values_mut().for_each(|schema| move_references(schema, root));
+                    }
                     other => move_references(other, root),
                 }
             }
@@ -317,5 +324,17 @@ mod tests {
         let reference = first["parameters"]["properties"]["x"]["$ref"].as_str().expect("a reference");
         let target = required.pointer(reference.trim_start_matches('#'));
         assert_eq!(target, Some(&json!({"type": "string"})));
+    }
+
+    #[test]
+    fn references_within_data_stay() {
+        let to = |root: &str| json!({"$ref": format!("{root}/x")});
+        let schema = |root: &str| {
+            json!({"const": to("#"), "enum": [to("#")], "default": to("#"), "examples": [to("#")],
+                   "properties": {"const": to(root), "$ref": to(root)}, "anyOf": [to(root)]})
+        };
+        let mut moved = schema("#");
+        move_references(&mut moved, "#/items");
+        assert_eq!(moved, schema("#/items"));
     }
 }

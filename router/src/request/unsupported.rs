@@ -6,10 +6,28 @@ use crate::error::RouterError;
 
 use super::fields::Fields;
 
+/// Other servers' names for what an answer is held to.
+const CONSTRAINTS: [(&str, &str); 4] = [
+    ("regex", "is not supported; use `guided_regex`"),
+    ("ebnf", "is not supported; use `guided_grammar`, a grammar in Lark's notation"),
+    ("grammar", "is not supported; use `guided_grammar`, a grammar in Lark's notation"),
+    ("json_schema", "is not supported; use `guided_json`"),
+];
+
 /// Refuses what is not served, by name. Fields that nobody knows are ignored elsewhere.
 pub(super) fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), RouterError> {
     for name in fields.names() {
         if let Some(reason) = fields.get(name).and_then(|value| reason(name, value)) {
+            return Err(fields.error(name, reason));
+        }
+    }
+    refuse_constraints(fields)
+}
+
+/// Refuses what an answer would not be held to.
+pub(super) fn refuse_constraints(fields: &Fields<'_>) -> Result<(), RouterError> {
+    for (name, reason) in CONSTRAINTS {
+        if fields.get(name).is_some_and(|value| value != "") {
             return Err(fields.error(name, reason));
         }
     }

@@ -7,6 +7,7 @@ use crate::request::ValidRequest;
 use crate::request::common;
 use crate::request::fields::{Fields, invalid};
 use crate::request::limits::{METADATA_ENTRIES_MAX, METADATA_KEY_CHARS_MAX, METADATA_VALUE_CHARS_MAX};
+use crate::request::unsupported::refuse_constraints;
 
 use super::tools;
 
@@ -75,6 +76,7 @@ pub(super) fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), RouterError>
             "`response_format` is a field of chats; send `text.format`",
         ));
     }
+    refuse_constraints(fields)?;
     match fields.integer("n", i64::MIN..=i64::MAX)? {
         None | Some(1) => Ok(()),
         Some(_) => Err(fields.error("n", "is not supported; send several requests")),

@@ -222,6 +222,8 @@ fn refusals_name_the_field() {
         "`response_format` is a field of chats",
     );
     check(json!({"guided_jsn": {}}), "guided_jsn", "not supported");
+    check(json!({"regex": "a+"}), "regex", "`guided_regex`");
+    check(json!({"json_schema": {}}), "json_schema", "`guided_json`");
     check(json!({"guided_json_object": 1}), "guided_json_object", "boolean");
     check(json!({"conversation": "c"}), "conversation", "previous_response_id");
     check(json!({"prompt": {"id": "p"}}), "prompt", "instructions");

@@ -37,6 +37,16 @@ fn every_spelling_is_understood() {
         "response_format.json_schema.schema",
     );
     check(json!({"response_format": {"type": "json_object"}}), GrammarSource::JsonObject, "response_format");
+    check(
+        json!({"response_format": {"type": "json_object", "schema": schema}}),
+        GrammarSource::JsonSchema(text.clone()),
+        "response_format.schema",
+    );
+    check(
+        json!({"response_format": {"type": "json_object", "schema": {}}}),
+        GrammarSource::JsonObject,
+        "response_format",
+    );
     check(json!({"guided_json": schema}), GrammarSource::JsonSchema(text.clone()), "guided_json");
     check(json!({"guided_json": text}), GrammarSource::JsonSchema(text.clone()), "guided_json");
     check(json!({"guided_regex": "a+"}), GrammarSource::Regex("a+".into()), "guided_regex");
