@@ -113,9 +113,12 @@ pub(crate) fn prompt_logprobs(tokenizer: &Tokenizer, tokens: &[v1::TokenLogprobs
 /// The token itself and its alternatives. Where two tokens read the same, the likelier one stays.
 fn top_by_name(names: TokenNames<'_>, token: &v1::TokenLogprobs, count: u32) -> Map<String, Value> {
     let mut map = Map::new();
-    map.insert(names.name(token.token_id), json!(finite(token.logprob)));
-    for top in token.top.iter().take(count as usize) {
-        map.entry(names.name(top.token_id)).or_insert_with(|| json!(finite(top.logprob)));
+    let top = token.top.iter().take(count as usize).map(|top| (top.token_id, top.logprob));
+    for (id, logprob) in std::iter::once((token.token_id, token.logprob)).chain(top) {
+        let (name, logprob) = (names.name(id), finite(logprob));
+        if map.get(&name).and_then(Value::as_f64).is_none_or(|known| known < logprob) {
+            map.insert(name, json!(logprob));
+        }
     }
     map
 }

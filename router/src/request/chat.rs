@@ -29,7 +29,7 @@ pub fn parse_chat(mut body: Map<String, Value>, served: &Served<'_>) -> Result<V
     reply.logprobs = logprobs(&fields)?;
     params.logprobs = reply.logprobs;
     params.prompt_logprobs = reply.prompt_logprobs;
-    let explicit = max_tokens(&fields)?;
+    let (explicit, max_tokens_field) = max_tokens(&fields)?;
     common::check_min_tokens(&fields, params.min_tokens, explicit)?;
     let (chat, tools) = chat(chat_values, &fields, &model)?;
     let structure = structured::structure(&fields)?;
@@ -45,6 +45,7 @@ pub fn parse_chat(mut body: Map<String, Value>, served: &Served<'_>) -> Result<V
         choices: sampling::choices(&fields, served.choices_max)?,
         sampling: params,
         max_tokens: explicit.map_or(MaxTokens::Default(u32::MAX), MaxTokens::Explicit),
+        max_tokens_field,
         cache_salt: common::cache_salt(&fields)?,
         priority: common::priority(&fields)?,
         // A forced call leaves no room for an answer in another form.
@@ -175,14 +176,15 @@ fn template_kwargs(
     Ok(if kwargs.is_empty() { Value::Null } else { Value::Object(kwargs) })
 }
 
-/// `max_completion_tokens` is the new name of `max_tokens`; given both they must agree.
-fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, RouterError> {
+/// `max_completion_tokens` is the new name of `max_tokens`; given both they must agree. With the name that was sent.
+fn max_tokens(fields: &Fields<'_>) -> Result<(Option<u32>, &'static str), RouterError> {
     let old = fields.count("max_tokens", 1)?;
     let new = fields.count("max_completion_tokens", 1)?;
     match (new, old) {
         (Some(new), Some(old)) if new != old => Err(fields
             .error("max_completion_tokens", format!("is {new} but `max_tokens` is {old}; send one of them"))),
-        (new, old) => Ok(new.or(old)),
+        (None, old) => Ok((old, "max_tokens")),
+        (new, _) => Ok((new, "max_completion_tokens")),
     }
 }
 

@@ -63,6 +63,7 @@ pub fn parse_completion(
         choices,
         sampling: params,
         max_tokens: explicit.map_or(MaxTokens::Default(DEFAULT_MAX_TOKENS), MaxTokens::Explicit),
+        max_tokens_field: "max_tokens",
         cache_salt: common::cache_salt(&fields)?,
         priority: common::priority(&fields)?,
         structure: structured::structure(&fields)?.map(|it| it.with_blanks(served.surface.json_blanks_max)),

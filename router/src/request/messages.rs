@@ -51,10 +51,11 @@ fn normalise(message: &mut Map<String, Value>, path: &str) -> Result<(), RouterE
         Some(Value::String(text)) => Value::String(text),
         Some(Value::Array(parts)) => Value::String(joined_text(&parts, &format!("{path}.content"))?),
         None | Some(Value::Null) if tool_calls => Value::Null,
+        // A refusal, thoughts that were cut off, or nothing.
+        None | Some(Value::Null) if role == "assistant" => Value::String(String::new()),
         None | Some(Value::Null) => {
             let param = format!("{path}.content");
-            let message =
-                format!("`{param}` is missing; only an assistant's message with tool_calls has none");
+            let message = format!("`{param}` is missing; only an assistant's message may have none");
             return Err(invalid(param, message));
         }
         Some(other) => {
@@ -220,6 +221,12 @@ mod tests {
             json!([{"role": "assistant", "tool_calls": call(json!({})), "content": null},
                    {"role": "tool", "tool_call_id": "1", "content": "a\nb"}]),
         );
+        for nothing in [json!({"content": null}), json!({}), json!({"content": null, "tool_calls": []})] {
+            let mut message = nothing;
+            message["role"] = json!("assistant");
+            message["refusal"] = json!("No.");
+            check(json!([message]), json!([{"role": "assistant", "refusal": "No.", "content": ""}]));
+        }
         for none in [json!([]), json!(null)] {
             check(
                 json!([{"role": "assistant", "content": "", "tool_calls": none}]),
@@ -238,7 +245,7 @@ mod tests {
         check_refused(json!([{"role": "robot", "content": "x"}]), "messages[0].role", "robot");
         check_refused(json!([{"role": 1, "content": "x"}]), "messages[0].role", "string, not 1");
         check_refused(json!([{"role": "user"}]), "messages[0].content", "missing");
-        check_refused(json!([{"role": "assistant", "content": null}]), "messages[0].content", "tool_calls");
+        check_refused(json!([{"role": "system", "content": null}]), "messages[0].content", "assistant");
         check_refused(json!([{"role": "user", "content": 3}]), "messages[0].content", "number");
         let calls = |call: Value| json!([{"role": "assistant", "tool_calls": [call]}]);
         let function = "messages[0].tool_calls[0].function";

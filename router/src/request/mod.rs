@@ -115,6 +115,8 @@ pub struct ValidRequest {
     choices: u32,
     sampling: v1::SamplingParams,
     max_tokens: MaxTokens,
+    /// What the client calls it.
+    max_tokens_field: &'static str,
     cache_salt: String,
     /// None: not given.
     priority: Option<i32>,

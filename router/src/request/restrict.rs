@@ -12,9 +12,9 @@ impl ValidRequest {
         if let Some(most) = grant.output_tokens_max {
             self.max_tokens = match self.max_tokens {
                 MaxTokens::Explicit(wanted) if wanted > most => {
-                    let message =
-                        format!("`max_tokens` is {wanted}, but this API key allows {most}; lower it");
-                    return Err(invalid("max_tokens".to_owned(), message));
+                    let name = self.max_tokens_field;
+                    let message = format!("`{name}` is {wanted}, but this API key allows {most}; lower it");
+                    return Err(invalid(name.to_owned(), message));
                 }
                 MaxTokens::Explicit(wanted) => MaxTokens::Explicit(wanted),
                 MaxTokens::Default(default) => MaxTokens::Default(default.min(most)),

@@ -6,6 +6,7 @@ use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1;
 
 use super::*;
+use crate::auth::Grant;
 use crate::error::RouterError;
 use crate::test_support::{entry, models};
 use crate::tokenize::{TokenizedPrompt, tokenize_request};
@@ -313,6 +314,20 @@ fn chats_go_through_the_template_and_cannot_break_out_of_it() {
         "max_completion_tokens",
         "send one of them",
     );
+}
+
+#[test]
+fn a_keys_limit_is_told_of_the_field_that_was_sent() {
+    let grant = Grant { output_tokens_max: Some(5), ..Grant::open() };
+    let check = |endpoint, field: &str| {
+        let error = accepted(endpoint, json!({field: 6})).restrict(&grant).expect_err("over the limit");
+        assert_eq!(error.param.as_deref(), Some(field));
+        assert!(error.message.starts_with(&format!("`{field}` is 6")), "{}", error.message);
+        accepted(endpoint, json!({field: 5})).restrict(&grant).expect("within the limit");
+    };
+    check(Endpoint::Chat, "max_tokens");
+    check(Endpoint::Chat, "max_completion_tokens");
+    check(Endpoint::Completions, "max_tokens");
 }
 
 #[test]

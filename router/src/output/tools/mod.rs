@@ -104,7 +104,12 @@ impl ToolReader {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Python(_) => self.read_python(parts),
             State::Call(..) | State::Named(_) | State::Opened(..) | State::Name(_) => {
-                self.cut = self.calls > 0
+                self.cut = self.calls > 0;
+                if self.plan.format == ToolFormat::Json {
+                    // The grammar lets it be nothing but the beginning of a call.
+                    self.held.clear();
+                    self.space.clear();
+                }
             }
             // A closing mark that did not come to its end says nothing.
             State::Between(..) => self.held.clear(),

@@ -159,6 +159,11 @@ fn a_call_that_was_cut_off_is_no_whole_one() {
     cut(ToolFormat::Llama3Json, second, r#"{"name": "ad"#, &[OSLO]);
     let named = ToolPlan { named: Some("get_weather".to_owned()), ..plan(ToolFormat::Hermes) };
     check_plan(&named, r#"{"city": "Os"#, "", &[("get_weather", r#"{"city": "Os"#)], false);
+    for begun in ["[", "\n[{", r#"[{"name":"get_weather","#, r#"[{"name": "get_weather", "parameters": "#] {
+        cut(ToolFormat::Json, begun, "", &[]);
+    }
+    let second = r#"[{"name": "get_weather", "parameters": {"city": "Oslo"}}, {"name": "ad"#;
+    cut(ToolFormat::Json, second, "", &[OSLO]);
 }
 
 #[test]

@@ -126,8 +126,13 @@ impl Transcript {
             }
             None => return Err(fields.error("role", "is missing")),
         };
-        let text = text(fields, "content", path)?
-            .ok_or_else(|| fields.error("content", "is missing; send a string or an array of text parts"))?;
+        let text = match text(fields, "content", path)? {
+            Some(text) => text,
+            None if role == "assistant" => String::new(),
+            None => {
+                return Err(fields.error("content", "is missing; send a string or an array of text parts"));
+            }
+        };
         if role == "assistant" {
             let turn = self.turn(|turn| turn["content"].is_null() && turn.get("tool_calls").is_none());
             turn["content"] = json!(text);

@@ -97,6 +97,9 @@ fn items_of_one_turn_become_one_message() {
             {"role": "assistant", "content": "b"},
         ]),
     );
+    for nothing in [json!({"role": "assistant", "content": null}), json!({"role": "assistant"})] {
+        check(json!([user, nothing]), json!([user, {"role": "assistant", "content": ""}]));
+    }
     // Thoughts that were cut off.
     check(
         json!([user, thoughts]),
@@ -177,6 +180,30 @@ fn tools_lose_and_get_their_wrapping() {
 }
 
 #[test]
+fn some_of_the_tools_may_be_allowed() {
+    let tool = |name: &str| json!({"type": "function", "name": name});
+    let allowed = |mode: &str, tools: Value| {
+        json!({"tools": [tool("f"), tool("g")],
+               "tool_choice": {"type": "allowed_tools", "mode": mode, "tools": tools}})
+    };
+    let (mut request, echo) = accepted(allowed("required", json!([tool("g")])), Vec::new());
+    assert!(request.structure().is_some(), "a forced call keeps to its schema");
+    assert_eq!(echo.fields["tool_choice"]["tools"], json!([tool("g")]));
+    let Some(Prompt::Chat(chat)) = request.take_prompts().pop() else { panic!("a chat") };
+    assert_eq!(chat.tools, json!([{"type": "function", "function": {"name": "g"}}]));
+    let check = |mode: &str, tools: Value, param: &str| {
+        check_refused(allowed(mode, tools), param, &format!("`{param}`"));
+    };
+    check("none", json!([tool("f")]), "tool_choice.mode");
+    check("auto", json!([]), "tool_choice.tools");
+    check("auto", json!("f"), "tool_choice.tools");
+    check("auto", json!(["f"]), "tool_choice.tools[0]");
+    check("auto", json!([{"type": "web_search"}]), "tool_choice.tools[0].type");
+    check("auto", json!([tool("f"), {"type": "function"}]), "tool_choice.tools[1].name");
+    check("auto", json!([tool("h")]), "tool_choice.tools[0].name");
+}
+
+#[test]
 fn effort_is_told_to_the_template() {
     let kwargs = |changes: Value| {
         let (mut request, _) = accepted(changes, Vec::new());
@@ -204,6 +231,7 @@ fn refusals_name_the_field() {
     check(json!({"input": [{"type": "computer_call"}]}), "input[0].type", "computer_call");
     check(json!({"input": [{"role": "tool", "content": "x"}]}), "input[0].role", "tool");
     check(json!({"input": [{"role": "user"}]}), "input[0].content", "missing");
+    check(json!({"input": [{"role": "user", "content": null}]}), "input[0].content", "missing");
     let image = json!([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]);
     check(json!({"input": [{"role": "user", "content": image}]}), "input[0].content[1].type", "text only");
     let orphan = json!({"type": "function_call_output", "call_id": "9", "output": "x"});

@@ -8,7 +8,8 @@ use crate::request::fields::{Fields, invalid};
 /// The tools as a chat has them. What else is wrong with one is found there.
 pub(super) fn definitions(fields: &Fields<'_>) -> Result<Option<Value>, RouterError> {
     let Some(list) = fields.array("tools")? else { return Ok(None) };
-    let wrapped: Result<Vec<_>, _> = list.iter().enumerate().map(|(at, tool)| wrapped(at, tool)).collect();
+    let wrapped: Result<Vec<_>, _> =
+        list.iter().enumerate().map(|(at, tool)| wrapped(&format!("tools[{at}]"), tool)).collect();
     wrapped.map(|tools| Some(Value::Array(tools)))
 }
 
@@ -25,11 +26,21 @@ pub(super) fn choice(fields: &Fields<'_>) -> Result<Option<Value>, RouterError> 
             Some(name) => Ok(Some(json!({"type": "function", "function": {"name": name}}))),
             None => Err(parts.error("name", "is missing; it is the function's name")),
         },
+        Some("allowed_tools") => {
+            let tools = parts.array("tools")?.unwrap_or_default();
+            let tools: Result<Vec<_>, _> = tools
+                .iter()
+                .enumerate()
+                .map(|(at, tool)| wrapped(&format!("tool_choice.tools[{at}]"), tool))
+                .collect();
+            let allowed = json!({"mode": parts.get("mode"), "tools": tools?});
+            Ok(Some(json!({"type": "allowed_tools", "allowed_tools": allowed})))
+        }
         Some(other) => {
-            let message = format!("is {:?}; only \"function\" can be chosen here", shown(other));
+            let message = format!("is {:?}; here it is \"function\" or \"allowed_tools\"", shown(other));
             Err(parts.error("type", message))
         }
-        None => Err(parts.error("type", "is missing; it is \"function\"")),
+        None => Err(parts.error("type", "is missing; it is \"function\" or \"allowed_tools\"")),
     }
 }
 
@@ -49,11 +60,10 @@ pub(super) fn echo(fields: &Fields<'_>) -> Result<Value, RouterError> {
     Ok(Value::Array(fields.array("tools")?.unwrap_or_default().iter().map(tool).collect()))
 }
 
-fn wrapped(at: usize, tool: &Value) -> Result<Value, RouterError> {
-    let path = format!("tools[{at}]");
+fn wrapped(path: &str, tool: &Value) -> Result<Value, RouterError> {
     let Some(object) = tool.as_object() else {
         let message = format!("`{path}` must be an object with `type` and `name`");
-        return Err(invalid(path, message));
+        return Err(invalid(path.to_owned(), message));
     };
     let prefix = format!("{path}.");
     let parts = Fields::within(object, &prefix);

@@ -30,6 +30,9 @@ fn translated_path(path: &str) -> String {
         // Functions are not wrapped here.
         return format!("tools[{}", rest.replacen("].function", "]", 1));
     }
+    if let Some(rest) = path.strip_prefix("tool_choice.allowed_tools") {
+        return format!("tool_choice{}", rest.replacen(".function", "", 1));
+    }
     for (theirs, ours) in NAMES {
         if let Some(rest) = path.strip_prefix(theirs)
             && (rest.is_empty() || rest.starts_with(['.', '[']))
@@ -61,6 +64,8 @@ mod tests {
         check("tools[2].function", "tools[2]");
         check("tools[2]", "tools[2]");
         check("tool_choice.function.name", "tool_choice.name");
+        check("tool_choice.allowed_tools.mode", "tool_choice.mode");
+        check("tool_choice.allowed_tools.tools[1].function.name", "tool_choice.tools[1].name");
         check("temperature", "temperature");
         check("max_tokens_of_another_kind", "max_tokens_of_another_kind");
     }
