@@ -151,7 +151,7 @@ mod tests {
         let page = (header::ORIGIN, "https://example.org");
         check(&[], true);
         check(&[(header::CONTENT_TYPE, "text/plain")], true);
-        check(&[page.clone()], false);
+        check(std::slice::from_ref(&page), false);
         check(&[page.clone(), (header::CONTENT_TYPE, "text/plain;charset=UTF-8")], false);
         check(&[page, (header::CONTENT_TYPE, "Application/JSON; charset=utf-8")], true);
         check(&[(header::CONTENT_ENCODING, "identity")], true);
