@@ -89,7 +89,7 @@ impl ChatTemplate {
             plain
         };
         let text = match seam {
-            Some(seam) => cut(text, seam, guard.marker())?,
+            Some(seam) => cut(text, seam, guard.marker(), blanks_of_last(input.messages))?,
             None => text,
         };
         Ok(RenderedChat { text, marker: guard.marker() })
@@ -136,19 +136,28 @@ impl ChatTemplate {
     }
 }
 
-/// The text up to the seam. Where the template has taken the space behind the seam away, it trims what it writes: then so is what
-/// stands before (transformers' `apply_chat_template` does the same).
-fn cut(mut text: String, seam: char, marker: char) -> Result<String, TemplateError> {
+/// The text up to the seam. Where the template has taken the space behind the seam away, it trims what it writes: then the content's own
+/// last blanks go as well (much as in transformers' `apply_chat_template`).
+fn cut(mut text: String, seam: char, marker: char, blanks: &str) -> Result<String, TemplateError> {
     let Some(at) = text.rfind(seam) else {
         let message = "it does not write the last message as it is, so that it cannot be continued";
         return Err(TemplateError(message.to_owned()));
     };
     let is_trimmed = !text[at + seam.len_utf8()..].trim_start_matches(marker).starts_with(' ');
     text.truncate(at);
-    if is_trimmed {
-        text.truncate(text.trim_end().len());
+    if is_trimmed && text.ends_with(blanks) {
+        text.truncate(at - blanks.len());
     }
     Ok(text)
+}
+
+/// White space behind the last message's content.
+fn blanks_of_last(messages: &Value) -> &str {
+    let last = messages.as_array().and_then(|messages| messages.last()?["content"].as_str());
+    last.map_or("", |content| match content.trim_end() {
+        "" => "",
+        text => &content[text.len()..],
+    })
 }
 
 fn jinja(value: &Value) -> Jinja {

@@ -17,7 +17,7 @@ fn continued(template: &ChatTemplate, answer: &str) -> Result<RenderedChat, Temp
     template.render(&input, tokenizer())
 }
 
-/// As transformers' `apply_chat_template` cuts them.
+/// As transformers' `apply_chat_template` cuts them, which takes the end of the header along where a trimmed answer is empty.
 #[test]
 fn the_answer_is_left_open_as_its_template_writes_it() {
     let check = |name: &str, answer: &str, expected: &str| {
@@ -26,6 +26,7 @@ fn the_answer_is_left_open_as_its_template_writes_it() {
     };
     check("chatml", "It is ", "<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\nIt is ");
     check("chatml", "", "<|im_start|>assistant\n");
+    check("gemma", "", "<|im_start|>model\n");
     check("gemma", " It is ", "<|im_start|>model\nIt is");
     check("llama3", "It is\n", "<|im_start|>assistant\n\nIt is");
     check("qwen3", "It is", "It is");
