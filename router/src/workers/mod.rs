@@ -326,7 +326,8 @@ impl Workers {
         self.room_changed();
     }
 
-    /// What workers of like hardware and weights are known to do.
+    /// What workers of like hardware and weights are known to do, and what that makes of each: all of them at once, since speeds that
+    /// are bounded by different medians cannot be compared.
     fn measure_medians(&self) {
         let mut known: HashMap<LikeWorkers, Vec<Speed>> = HashMap::new();
         for worker in self.list.load().iter() {
@@ -335,7 +336,11 @@ impl Workers {
             }
         }
         let median = |(like, speeds): (LikeWorkers, Vec<Speed>)| Some((like, Speed::median(&speeds)?));
-        self.medians.store(Arc::new(known.into_iter().filter_map(median).collect()));
+        let medians: HashMap<_, _> = known.into_iter().filter_map(median).collect();
+        for worker in self.list.load().iter() {
+            worker.reckon_speed(medians.get(&LikeWorkers::of(worker)));
+        }
+        self.medians.store(Arc::new(medians));
     }
 
     /// Derives the list and the served models from the registered workers.

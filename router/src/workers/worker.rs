@@ -211,12 +211,16 @@ impl Worker {
             steps: report.steps,
             busy: report.running + report.waiting > 0,
         };
-        let speed = Speed::choose(report.rates.as_ref(), self.about.profile.as_ref(), median);
-        let mut inner = self.inner.lock();
-        inner.speed = Arc::new(speed);
-        inner.load.report(report, router_id, now);
-        drop(inner);
+        self.inner.lock().load.report(report, router_id, now);
+        self.reckon_speed(median);
         self.on_health(event, now);
+    }
+
+    /// Its speed by its last report, beside such a median.
+    pub(super) fn reckon_speed(&self, median: Option<&Speed>) {
+        let mut inner = self.inner.lock();
+        let measured = inner.load.last_report().rates.as_ref();
+        inner.speed = Arc::new(Speed::choose(measured, self.about.profile.as_ref(), median));
     }
 
     /// The state before, if the event has changed it.
