@@ -32,6 +32,8 @@ def engine_rows(options):
     decode = [("decode, batch 1", 1, 512), ("decode, batch 1 at 32k context", 1, 32_000), ("step, 64 sequences", 64, 512)]
     decode += [("step, 256 sequences", 256, 512), ("step, 64 sequences at 4k context", 64, 4096)]
     for name, batch, prompt in decode:
+        if not options.wants(name):
+            continue
         flags = ["--prompt", prompt, "--output", 128, "--batch", batch, "--max-num-seqs", batch]
         flags += ["--max-model-len", prompt + 256, "--max-num-batched-tokens", 8192]
         figures = engine(options, *flags)
@@ -39,14 +41,19 @@ def engine_rows(options):
         if batch == 256:
             yield "host, engine thread, 256 sequences", figures["host_us"], "us"
     for prompt in (512, 2048, 8192, 32_768):
+        if not options.wants(f"time to first token, {prompt}"):
+            continue
         flags = ["--prompt", prompt, "--output", 4, "--batch", 1, "--max-num-seqs", 8, "--max-model-len", prompt + 64]
         figures = engine(options, *flags, "--max-num-batched-tokens", 8192)
         yield f"time to first token, {prompt}", prompt / figures["prefill_tokens_per_second"] * 1e3, "ms"
-    flags = ["--prompt", 2048, "--output", 16, "--batch", 16, "--max-num-seqs", 16, "--max-model-len", 4096]
-    figures = engine(options, *flags, "--max-num-batched-tokens", 8192)
-    operations = 2 * WEIGHTS + 4 * HIDDEN * LAYERS * 1024
-    yield "prefill 16 x 2048", figures["prefill_tokens_per_second"] * operations / 1e12, "TFLOP/s"
+    if options.wants("prefill 16 x 2048"):
+        flags = ["--prompt", 2048, "--output", 16, "--batch", 16, "--max-num-seqs", 16, "--max-model-len", 4096]
+        figures = engine(options, *flags, "--max-num-batched-tokens", 8192)
+        operations = 2 * WEIGHTS + 4 * HIDDEN * LAYERS * 1024
+        yield "prefill 16 x 2048", figures["prefill_tokens_per_second"] * operations / 1e12, "TFLOP/s"
     for batch in (1, 64):
+        if not options.wants(f"--deterministic, {batch} sequences"):
+            continue
         flags = ["--prompt", 512, "--output", 128, "--batch", batch, "--max-num-seqs", batch, "--max-model-len", 1024]
         yield f"--deterministic, {batch} sequences", engine(options, *flags, "--deterministic")["step_ms"], "ms"
 
@@ -114,14 +121,15 @@ def http_rows(options):
     with tempfile.TemporaryDirectory() as plans:
         environment = os.environ | {"THALWEG_CUDA_PLAN_CACHE": plans}
         begin = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
-            server.stdout.readline()
-            yield "first start to ready, no plans kept", time.perf_counter() - begin, "s"
-            server.terminate()
-        yield from served_rows(command, environment)
+        if options.wants("first start to ready, no plans kept"):
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+                server.stdout.readline()
+                yield "first start to ready, no plans kept", time.perf_counter() - begin, "s"
+                server.terminate()
+        yield from served_rows(options, command, environment)
 
 
-def served_rows(command, environment):
+def served_rows(options, command, environment):
     begin = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
@@ -131,13 +139,17 @@ def served_rows(command, environment):
             run = lambda *arguments: asyncio.run(load(port, *arguments))
             run(prompts(0, 8, 512), 16, 8)
             for clients, count in ((64, 192), (256, 512)):
+                if not options.wants(f"HTTP, {clients} clients"):
+                    continue
                 seconds, times = run(prompts(clients, count, 512), 256, clients)
                 yield f"HTTP, {clients} clients", count * 256 / seconds, "tokens/s"
                 yield f"HTTP, {clients} clients, TPOT p50", statistics.median((e - f) / 255 for f, e in times) * 1e3, "ms"
-            seconds, _ = run(prompts(1, 512, 1024), 128, 512)
-            yield "512 requests of 1024 in, 128 out", 512 / seconds, "requests/s"
-            seconds, _ = run(prompts(2, 256, 128, shared=2048), 64, 256)
-            yield "256 requests sharing 2048, 128 own, 64 out", 256 / seconds, "requests/s"
+            if options.wants("512 requests of 1024 in, 128 out"):
+                seconds, _ = run(prompts(1, 512, 1024), 128, 512)
+                yield "512 requests of 1024 in, 128 out", 512 / seconds, "requests/s"
+            if options.wants("256 requests sharing 2048, 128 own, 64 out"):
+                seconds, _ = run(prompts(2, 256, 128, shared=2048), 64, 256)
+                yield "256 requests sharing 2048, 128 own, 64 out", 256 / seconds, "requests/s"
         finally:
             server.terminate()
 
@@ -148,7 +160,9 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--only", choices=["engine", "http"])
+    parser.add_argument("--rows", default="", metavar="REGEX", help="rows whose name it finds, instead of all")
     options = parser.parse_args()
+    options.wants = lambda name: re.search(options.rows, name) is not None
     table = {}
     for _ in range(options.runs):
         for kind, rows in (("engine", engine_rows), ("http", http_rows)):

@@ -20,9 +20,9 @@ run() {
   echo "== $*"
   "$@" || failed=1
 }
-run ./gpu-tests --test-threads=4 --skip embeddings:: --skip faults:: --skip golden:: --skip layers:: --skip memory:: --skip models:: "$@"
+run ./gpu-tests --test-threads=4 --skip adapters:: --skip embeddings:: --skip faults:: --skip golden:: --skip layers:: --skip memory:: --skip models:: --skip plan_search:: "$@"
 # One backend at a time, as processes have it: some take the whole GPU, some end their process.
-run ./gpu-tests --test-threads=1 --skip attention:: --skip clusters:: --skip gemm:: --skip golden:: --skip lora:: --skip pool:: --skip rows:: --skip sampling:: "$@"
+run ./gpu-tests --test-threads=1 --skip attention:: --skip clusters:: --skip draws:: --skip few:: --skip gemm:: --skip golden:: --skip lora:: --skip pool:: --skip rows:: --skip sampling:: --skip shared:: "$@"
 if [ $# -eq 0 ]; then
   run ./schedule-tests --test-threads=1 cuda::tiny
   if [ -d "$THALWEG_TEST_MODELS" ]; then

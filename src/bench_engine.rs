@@ -235,7 +235,12 @@ fn milliseconds(time: Duration) -> f64 {
 
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    let middle = values.len() / 2;
+    match values.as_slice() {
+        [] => f64::NAN,
+        values if values.len().is_multiple_of(2) => f64::midpoint(values[middle - 1], values[middle]),
+        values => values[middle],
+    }
 }
 
 #[expect(clippy::print_stdout, reason = "the result is what stdout is for")]

@@ -54,6 +54,13 @@ KERNEL copy_blocks(char* k, char* v, unsigned long long block_bytes, const int2*
     }
 }
 
+// Words of a step to where kernels read it, or of its results to where the host does: one of both is host memory. Grid: a thread a word.
+KERNEL copy_words(const unsigned long long* from, unsigned long long* to, int n) {
+    wait_for_predecessor();
+    const uint64_t i = first_index();
+    if (i < n) to[i] = from[i];
+}
+
 constexpr unsigned IN_PROMPT = 0x80000000u;
 
 // Hands slots to new sequences. Grid: at least the step's new slots.

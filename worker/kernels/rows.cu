@@ -19,6 +19,8 @@ KERNEL __launch_bounds__(ROW_THREADS) embed(const int* counts, const int* token_
 
 // What a thread holds of a row: four neighbours at a time. Wider rows are read again from memory.
 constexpr int HELD = 8, HELD_WIDTH = HELD * 4 * ROW_THREADS;
+// Norms that a multiprocessor has room for.
+constexpr int NORMS = 4;
 
 struct Four {
     float x[4];
@@ -33,26 +35,30 @@ __device__ __forceinline__ uint2 read_packed(const bf16* p) {
     return *reinterpret_cast<const uint2*>(p);
 }
 
-// Norms a row: `put(index, values)` gets four neighbours of norm(x) * weight at a time. Weights, which no kernel writes, are read
-// before the kernel in front has ended. Widths are multiples of 4.
+// Weights that are held too.
+constexpr int HELD_WEIGHTS = 4;
+
+// Norms a row: `put(index, values)` gets four neighbours of norm(x) * weight at a time. The first weights, which no kernel writes, are
+// read before the kernel in front has ended. Widths are multiples of 4.
 template <typename Source, typename Put>
 __device__ __forceinline__ void norm_row(Source source, const bf16* weight, float eps, int width, Put put) {
-    uint2 weights[HELD];
+    uint2 weights[HELD_WEIGHTS];
     Four values[HELD];
     const int first = threadIdx.x * 4, step = 4 * ROW_THREADS;
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < HELD_WEIGHTS; k++) {
         if (first + k * step < width) weights[k] = read_packed(weight + first + k * step);
     }
     release_successor();
     wait_for_predecessor();
     const float* x = source();
     if (x == nullptr) return;
+    // All on their way before the first is needed.
+#pragma unroll
+    for (int k = 0; k < HELD; k++) values[k] = first + k * step < width ? read_four(x + first + k * step) : Four{};
     float squares = 0.f;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
-        if (first + k * step >= width) break;
-        values[k] = read_four(x + first + k * step);
 #pragma unroll
         for (int c = 0; c < 4; c++) squares = fmaf(values[k].x[c], values[k].x[c], squares);
     }
@@ -69,7 +75,8 @@ __device__ __forceinline__ void norm_row(Source source, const bf16* weight, floa
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         if (first + k * step >= width) break;
-        finish(first + k * step, values[k], weights[k]);
+        const int i = first + k * step;
+        finish(i, values[k], k < HELD_WEIGHTS ? weights[k] : read_packed(weight + i));
     }
     for (int i = first + HELD_WIDTH; i < width; i += step) finish(i, read_four(x + i), read_packed(weight + i));
 }
@@ -79,7 +86,7 @@ __device__ __forceinline__ void store_four(bf16* p, const Four& y) {
 }
 
 // out = norm(x) * weight. Grid: tokens.
-KERNEL __launch_bounds__(ROW_THREADS) rms_norm(const int* counts, const float* x, const bf16* weight, float eps, bf16* out, int width) {
+KERNEL __launch_bounds__(ROW_THREADS, NORMS) rms_norm(const int* counts, const float* x, const bf16* weight, float eps, bf16* out, int width) {
     const size_t at = (size_t)blockIdx.x * width;
     norm_row([&] { return (int)blockIdx.x < counts[N_TOKENS] ? x + at : nullptr; }, weight, eps, width,
              [&](int i, const Four& y) { store_four(out + at + i, y); });
@@ -110,7 +117,7 @@ KERNEL __launch_bounds__(ROW_THREADS) narrow(const int* counts, const LogitRow* 
 }
 
 // residual += norm(y) * weight. Grid: tokens.
-KERNEL __launch_bounds__(ROW_THREADS) add_rms_norm(const int* counts, const float* y, const bf16* weight, float eps, float* residual, int width) {
+KERNEL __launch_bounds__(ROW_THREADS, NORMS) add_rms_norm(const int* counts, const float* y, const bf16* weight, float eps, float* residual, int width) {
     const size_t at = (size_t)blockIdx.x * width;
     norm_row([&] { return (int)blockIdx.x < counts[N_TOKENS] ? y + at : nullptr; }, weight, eps, width, [&](int i, const Four& z) {
         float4* to = reinterpret_cast<float4*>(residual + at + i);
@@ -119,80 +126,92 @@ KERNEL __launch_bounds__(ROW_THREADS) add_rms_norm(const int* counts, const floa
     });
 }
 
-constexpr int HEAD_DIM_MAX = 256, PAIRS_MAX = HEAD_DIM_MAX / 2 / 32;
+// Of a head a lane has eight neighbours of the first half and those that they turn with.
+constexpr int EIGHT = 8;
 
-// One head in registers: lane l has pairs l, l + 32, ... of (i, i + head_dim / 2).
-struct Head {
-    float low[PAIRS_MAX], high[PAIRS_MAX];
+struct Eights {
+    float low[EIGHT], high[EIGHT];
 };
 
-__device__ __forceinline__ Head read_head(const bf16* row, const bf16* bias, int half) {
-    Head head = {};
+__device__ __forceinline__ void read_eight(float (&to)[EIGHT], const bf16* from) {
+    const uint4 v = *reinterpret_cast<const uint4*>(from);
+    const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int p = 0; p < PAIRS_MAX; p++) {
-        const int i = threadIdx.x + 32 * p;
-        if (i >= half) break;
-        head.low[p] = __bfloat162float(row[i]) + (bias ? __bfloat162float(bias[i]) : 0.f);
-        head.high[p] = __bfloat162float(row[i + half]) + (bias ? __bfloat162float(bias[i + half]) : 0.f);
-    }
-    return head;
+    for (int k = 0; k < 4; k++) to[2 * k] = low_half(pairs[k]), to[2 * k + 1] = high_half(pairs[k]);
 }
 
-__device__ __forceinline__ void norm_head(Head& head, const bf16* weight, float eps, int half) {
-    float squares = 0.f;
+__device__ __forceinline__ void store_eight(bf16* to, const float (&x)[EIGHT]) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+}
+
+__device__ __forceinline__ void store_kv_eight(void* cache, size_t index, const float (&x)[EIGHT], int dtype) {
+    if (dtype == 0) return store_eight(static_cast<bf16*>(cache) + index, x);
 #pragma unroll
-    for (int p = 0; p < PAIRS_MAX; p++) squares += head.low[p] * head.low[p] + head.high[p] * head.high[p];
-    const float factor = rsqrtf(warp_sum(squares) / (2 * half) + eps);
+    for (int k = 0; k < EIGHT; k++) store_kv(cache, index + k, x[k], dtype);
+}
+
+__device__ __forceinline__ void add_bias(float (&x)[EIGHT], const bf16* bias) {
+    float more[EIGHT];
+    read_eight(more, bias);
 #pragma unroll
-    for (int p = 0; p < PAIRS_MAX; p++) {
-        const int i = threadIdx.x + 32 * p;
-        if (i >= half) break;
-        head.low[p] *= factor * __bfloat162float(weight[i]);
-        head.high[p] *= factor * __bfloat162float(weight[i + half]);
+    for (int k = 0; k < EIGHT; k++) x[k] += more[k];
+}
+
+// `lanes` of a warp have the head.
+__device__ __forceinline__ void norm_head(Eights& head, const bf16* low_weight, const bf16* high_weight, float eps, int lanes) {
+    float squares = 0.f, low[EIGHT], high[EIGHT];
+    read_eight(low, low_weight), read_eight(high, high_weight);
+#pragma unroll
+    for (int k = 0; k < EIGHT; k++) squares += head.low[k] * head.low[k] + head.high[k] * head.high[k];
+    for (int offset = lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(ALL_LANES, squares, offset);
+    const float factor = rsqrtf(squares / (2 * EIGHT * lanes) + eps);
+#pragma unroll
+    for (int k = 0; k < EIGHT; k++) head.low[k] *= factor * low[k], head.high[k] *= factor * high[k];
+}
+
+__device__ __forceinline__ void rotate_head(Eights& head, const float2* angles) {
+    const float4* pairs = reinterpret_cast<const float4*>(angles);
+#pragma unroll
+    for (int k = 0; k < EIGHT / 2; k++) {
+        const float4 two = pairs[k];
+        turn(head.low[2 * k], head.high[2 * k], make_float2(two.x, two.y));
+        turn(head.low[2 * k + 1], head.high[2 * k + 1], make_float2(two.z, two.w));
     }
 }
 
-__device__ __forceinline__ void rotate_head(Head& head, const float2* rope, int half) {
-#pragma unroll
-    for (int p = 0; p < PAIRS_MAX; p++) {
-        const int i = threadIdx.x + 32 * p;
-        if (i >= half) break;
-        turn(head.low[p], head.high[p], rope[i]);
-    }
-}
-
-// Biases, q/k norm, rope; q in place, k and v to the cache. Grid: tokens x groups of heads; block: 32 x warps, a warp a head.
+// Biases, q/k norm, rope; q in place, k and v to the cache. Grid: as many blocks as run at once; a warp takes one unit after the other:
+// the heads of a token that its lanes have room for, HEAD_DIM / 16 lanes a head. Heads are of 64, 128 or 256.
 KERNEL __launch_bounds__(ROW_THREADS) qkv_finish(const int* counts, const int* positions, const int* kv_places, bf16* qkv, const bf16* bias,
                                                  const bf16* q_norm, const bf16* k_norm, float eps, const float2* rope, int q_heads,
                                                  int kv_heads, int head_dim, void* k_cache, void* v_cache, int kv_dtype) {
     release_successor();
     wait_for_predecessor();
-    const int token = blockIdx.x;
-    if (token >= counts[N_TOKENS]) return;
-    const int place = kv_places[token], half = head_dim / 2, heads = q_heads + 2 * kv_heads;
-    bf16* row = qkv + (size_t)token * heads * head_dim;
-    const float2* angles = rope + (size_t)positions[token] * half;
-    for (int index = blockIdx.y * blockDim.y + threadIdx.y; index < heads; index += gridDim.y * blockDim.y) {
-        const bool is_q = index < q_heads, is_v = index >= q_heads + kv_heads;
-        if (!is_q && place < 0) continue;
-        Head head = read_head(row + index * head_dim, bias ? bias + index * head_dim : nullptr, half);
-        const bf16* norm = is_q ? q_norm : k_norm;
-        if (!is_v && norm) norm_head(head, norm, eps, half);
-        if (!is_v) rotate_head(head, angles, half);
-        const int kv_head = is_q ? 0 : index - q_heads - (is_v ? kv_heads : 0);
-        const size_t base = kv_index(place, kv_head, kv_heads, head_dim);
-        void* cache = is_v ? v_cache : k_cache;
-#pragma unroll
-        for (int p = 0; p < PAIRS_MAX; p++) {
-            const int i = threadIdx.x + 32 * p;
-            if (i >= half) break;
-            if (is_q) {
-                row[index * head_dim + i] = __float2bfloat16(head.low[p]);
-                row[index * head_dim + i + half] = __float2bfloat16(head.high[p]);
-            } else {
-                store_kv(cache, base + i, head.low[p], kv_dtype);
-                store_kv(cache, base + i + half, head.high[p], kv_dtype);
-            }
+    const int half = head_dim / 2, heads = q_heads + 2 * kv_heads, lanes = half / EIGHT, at_once = 32 / lanes;
+    const int units = (heads + at_once - 1) / at_once, i = threadIdx.x % lanes * EIGHT;
+    const int all = counts[N_TOKENS] * units, warps = gridDim.x * ROW_WARPS;
+    for (int unit = blockIdx.x * ROW_WARPS + threadIdx.x / 32; unit < all; unit += warps) {
+        const int token = unit / units, index = unit % units * at_once + threadIdx.x % 32 / lanes;
+        // All lanes of a warp take part in a norm.
+        const bool is_real = index < heads, is_q = index < q_heads, is_v = index >= q_heads + kv_heads;
+        const int place = kv_places[token], at = min(index, heads - 1) * head_dim + i;
+        bf16* row = qkv + (size_t)token * heads * head_dim + at;
+        Eights head;
+        read_eight(head.low, row), read_eight(head.high, row + half);
+        if (bias) add_bias(head.low, bias + at), add_bias(head.high, bias + at + half);
+        if (q_norm) {
+            const bf16* norm = is_q ? q_norm : k_norm;
+            Eights normed = head;
+            norm_head(normed, norm + i, norm + i + half, eps, lanes);
+            if (!is_v) head = normed;
+        }
+        if (!is_v) rotate_head(head, rope + (size_t)positions[token] * half + i);
+        if (!is_real) continue;
+        if (is_q) {
+            store_eight(row, head.low), store_eight(row + half, head.high);
+        } else if (place >= 0) {
+            const size_t base = kv_index(place, index - q_heads - (is_v ? kv_heads : 0), kv_heads, head_dim) + i;
+            void* cache = is_v ? v_cache : k_cache;
+            store_kv_eight(cache, base, head.low, kv_dtype), store_kv_eight(cache, base + half, head.high, kv_dtype);
         }
     }
 }

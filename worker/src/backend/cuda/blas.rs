@@ -25,6 +25,15 @@ const PRODUCTS: usize = 8;
 const LONG_ROWS: usize = 1024;
 /// Gain that is worth leaving the library's own first choice: less is noise.
 const GAIN_MIN: f64 = 0.01;
+/// Rows, as parts of a shape's own, of others whose algorithms are candidates too: the library's order is a guess.
+const NEIGHBOURS: [(usize, usize); 3] = [(1, 2), (7, 4), (2, 1)];
+/// Algorithms that come to the final, and how much slower than the fastest they may have been.
+const FINALISTS: usize = 8;
+const FINAL_MARGIN: f64 = 0.1;
+/// Rounds of the final, of which the median counts; seconds of a turn, and products at least: the card's clock follows its power within that.
+const ROUNDS: usize = 3;
+const TURN_SECONDS: f64 = 4e-3;
+const TURN_PRODUCTS: usize = 4;
 
 /// The library's handle, its workspace and the plans.
 #[derive(Debug)]
@@ -85,7 +94,8 @@ impl Blas {
         Ok(is_known)
     }
 
-    /// Times algorithms on these weights in turn, so that none is found in L2, and keeps the fastest; None where there is none.
+    /// Times algorithms on these weights in turn, so that none is found in L2, and keeps the fastest; None where there is none. Those
+    /// that are nearly as fast by themselves are timed again at length: what takes less power is faster in a step that takes all of it.
     ///
     /// # Safety
     /// As `run`, for `gemm` with each of the weights; what the outputs contain is lost.
@@ -97,17 +107,25 @@ impl Blas {
     ) -> Result<Option<Algorithm>, CudaError> {
         let shape = Shape::of(gemm);
         let mut plan = Plan::describe(shape)?;
-        let mut best: Option<(Algorithm, f64)> = None;
         let mut turn = weights.iter().cycle();
-        for algorithm in plan.candidates(self.handle, shape, CANDIDATES)? {
+        let mut timed: Vec<(Algorithm, f64)> = Vec::new();
+        for algorithm in self.candidates(&plan, shape)? {
             plan.algorithm.data = algorithm;
             // SAFETY: the caller's promise.
-            let Ok(seconds) = (unsafe { self.time(&plan, stream, gemm, &mut turn) }) else { continue };
-            if best.is_none_or(|(_, least)| seconds < least * (1.0 - GAIN_MIN)) {
-                best = Some((algorithm, seconds));
+            let Ok(seconds) = (unsafe { self.time_alone(&plan, stream, gemm, &mut turn) }) else { continue };
+            timed.push((algorithm, seconds));
+        }
+        let finalists = finalists(timed);
+        let mut rounds = vec![Vec::new(); finalists.len()];
+        for _ in 0..if finalists.len() > 1 { ROUNDS } else { 0 } {
+            for ((algorithm, seconds), of_rounds) in finalists.iter().zip(&mut rounds) {
+                plan.algorithm.data = *algorithm;
+                let products = ((TURN_SECONDS / seconds).ceil() as usize).max(TURN_PRODUCTS);
+                // SAFETY: the caller's promise.
+                of_rounds.push(unsafe { self.time(&plan, stream, gemm, (&mut turn, products)) }?);
             }
         }
-        let found = best.map(|(algorithm, _)| algorithm);
+        let found = winner(&finalists, rounds);
         if let Some(algorithm) = found {
             plan.algorithm.data = algorithm;
         }
@@ -115,7 +133,45 @@ impl Blas {
         Ok(found)
     }
 
-    /// Seconds of one product.
+    /// The library's own for this shape, and for others that are like it.
+    fn candidates(&self, plan: &Plan, shape: Shape) -> Result<Vec<Algorithm>, CudaError> {
+        let mut found = plan.candidates(self.handle, shape, CANDIDATES)?;
+        for (times, parts) in NEIGHBOURS {
+            let neighbour = Shape { m: (shape.m * times / parts).max(1), ..shape };
+            let theirs = Plan::describe(neighbour)?.candidates(self.handle, neighbour, CANDIDATES)?;
+            for algorithm in theirs {
+                if !found.contains(&algorithm) && plan.accepts(self.handle, algorithm) {
+                    found.push(algorithm);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Seconds of one product at its fastest.
+    ///
+    /// # Safety
+    /// See `search`.
+    unsafe fn time_alone<'a>(
+        &self,
+        plan: &Plan,
+        stream: &Stream,
+        gemm: &Gemm,
+        weights: &mut impl Iterator<Item = &'a Address>,
+    ) -> Result<f64, CudaError> {
+        let products = if gemm.m < LONG_ROWS { PRODUCTS } else { 1 };
+        // The first launch loads the kernel.
+        // SAFETY: the caller's promise.
+        unsafe { self.time(plan, stream, gemm, (&mut *weights, 1)) }?;
+        let mut least = f64::INFINITY;
+        for _ in 0..TIMINGS {
+            // SAFETY: the caller's promise.
+            least = least.min(unsafe { self.time(plan, stream, gemm, (&mut *weights, products)) }?);
+        }
+        Ok(least)
+    }
+
+    /// Seconds of one of so many products, one behind the other.
     ///
     /// # Safety
     /// See `search`.
@@ -124,27 +180,42 @@ impl Blas {
         plan: &Plan,
         stream: &Stream,
         gemm: &Gemm,
-        weights: &mut impl Iterator<Item = &'a Address>,
+        (weights, products): (&mut impl Iterator<Item = &'a Address>, usize),
     ) -> Result<f64, CudaError> {
         let (begin, end) = (Event::new(&self.gpu)?, Event::new(&self.gpu)?);
-        let products = if gemm.m < LONG_ROWS { PRODUCTS } else { 1 };
-        let mut enqueue_one = || {
+        begin.record(stream)?;
+        for _ in 0..products {
             let gemm = Gemm { weights: weights.next().copied().unwrap_or(gemm.weights), ..*gemm };
             // SAFETY: the caller's promise.
-            unsafe { enqueue(self.handle, &self.workspace, plan, stream, &gemm) }
-        };
-        // The first launch loads the kernel.
-        enqueue_one()?;
-        let mut least = f64::INFINITY;
-        for _ in 0..TIMINGS {
-            begin.record(stream)?;
-            (0..products).try_for_each(|_| enqueue_one())?;
-            end.record(stream)?;
-            stream.synchronize()?;
-            least = least.min(end.seconds_since(&begin)? / products as f64);
+            unsafe { enqueue(self.handle, &self.workspace, plan, stream, &gemm) }?;
         }
-        Ok(least)
+        end.record(stream)?;
+        stream.synchronize()?;
+        Ok(end.seconds_since(&begin)? / products as f64)
     }
+}
+
+/// The fastest first, without those that are too slow to win.
+fn finalists(mut timed: Vec<(Algorithm, f64)>) -> Vec<(Algorithm, f64)> {
+    // Stable: among equals the library's order.
+    timed.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let most = timed.first().map_or(0.0, |(_, least)| least * (1.0 + FINAL_MARGIN));
+    timed.retain(|(_, seconds)| *seconds <= most);
+    timed.truncate(FINALISTS);
+    timed
+}
+
+/// The one with the least median, the first of those that are as good.
+fn winner(finalists: &[(Algorithm, f64)], mut rounds: Vec<Vec<f64>>) -> Option<Algorithm> {
+    let mut best: Option<(Algorithm, f64)> = None;
+    for ((algorithm, alone), of_rounds) in finalists.iter().zip(&mut rounds) {
+        of_rounds.sort_by(f64::total_cmp);
+        let seconds = of_rounds.get(of_rounds.len() / 2).copied().unwrap_or(*alone);
+        if best.is_none_or(|(_, least)| seconds < least * (1.0 - GAIN_MIN)) {
+            best = Some((*algorithm, seconds));
+        }
+    }
+    best.map(|(algorithm, _)| algorithm)
 }
 
 impl Drop for Blas {
@@ -199,4 +270,33 @@ unsafe fn enqueue(
         )
     };
     check_blas(status, || format!("cublasLtMatmul of {:?}", Shape::of(gemm)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_fast_at_length_wins() {
+        let timed =
+            |times: &[f64]| times.iter().enumerate().map(|(i, t)| ([i as u64; 8], *t)).collect::<Vec<_>>();
+        let names = |found: &[(Algorithm, f64)]| found.iter().map(|(a, _)| a[0]).collect::<Vec<_>>();
+        assert_eq!(names(&finalists(timed(&[5.0, 4.0, 4.1, 4.6, 4.0]))), [1, 4, 2]);
+        let many: Vec<f64> = (0..FINALISTS + 2).map(|i| 1.05 - 0.005 * i as f64).collect();
+        assert_eq!(
+            names(&finalists(timed(&many))),
+            std::array::from_fn::<_, FINALISTS, _>(|i| (FINALISTS + 1 - i) as u64)
+        );
+        assert_eq!(names(&finalists(Vec::new())), [0; 0]);
+        let check = |rounds: &[&[f64]], expected: Option<u64>| {
+            let finalists = timed(&vec![1.0; rounds.len()]);
+            let found = winner(&finalists, rounds.iter().map(|round| round.to_vec()).collect());
+            assert_eq!(found.map(|algorithm| algorithm[0]), expected, "{rounds:?}");
+        };
+        check(&[&[1.0, 9.0, 1.2], &[1.1, 1.1, 0.2]], Some(1));
+        // Less than a hundredth is noise; without rounds the first it is.
+        check(&[&[1.0], &[0.995], &[0.993]], Some(0));
+        check(&[&[]], Some(0));
+        check(&[], None);
+    }
 }

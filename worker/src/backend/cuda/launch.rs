@@ -61,7 +61,7 @@ impl Args {
 #[derive(Clone, Copy, Debug)]
 pub struct Grid {
     pub blocks: (usize, usize),
-    pub threads: (usize, usize),
+    pub threads: usize,
     pub shared_bytes: usize,
     /// Blocks of a cluster; 1: there are none.
     pub cluster: usize,
@@ -75,7 +75,7 @@ impl Grid {
 
     /// Two-dimensional blocks.
     pub fn plane(blocks: (usize, usize), threads: usize) -> Self {
-        Self { blocks, threads: (threads, 1), shared_bytes: 0, cluster: 1 }
+        Self { blocks, threads, shared_bytes: 0, cluster: 1 }
     }
 
     pub fn with_shared(self, shared_bytes: usize) -> Self {
@@ -144,8 +144,8 @@ impl Launcher<'_> {
             gridDimX: grid.blocks.0 as u32,
             gridDimY: grid.blocks.1 as u32,
             gridDimZ: 1,
-            blockDimX: grid.threads.0 as u32,
-            blockDimY: grid.threads.1 as u32,
+            blockDimX: grid.threads as u32,
+            blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: grid.shared_bytes as u32,
             hStream: self.stream.raw(),

@@ -142,6 +142,13 @@ impl Pinned {
     }
 }
 
+impl Pinned {
+    /// Where kernels find it: the same place as the host does.
+    pub fn address(&self) -> Address {
+        self.start.as_ptr() as u64
+    }
+}
+
 impl Deref for Pinned {
     type Target = [u8];
 

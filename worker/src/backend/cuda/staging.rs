@@ -13,6 +13,8 @@ use super::buffers::result_bytes;
 use super::config::{CudaBackendConfig, vector_bytes};
 use super::context::{Event, Gpu, Stream};
 use super::error::CudaError;
+use super::kernels::Kernels;
+use super::launch::Launcher;
 use super::layout::{Layout, largest};
 use super::memory::{Address, DeviceMemory, Pinned};
 use super::slots::SlotArrays;
@@ -103,14 +105,15 @@ impl Staging {
     /// Enqueues the copy of a step, with these new slots. The side is free: the step that used it last has been collected.
     pub(super) fn send(
         &mut self,
-        stream: &Stream,
+        (kernels, to): (&Kernels, Launcher<'_>),
         layout: &Layout,
         step: &Step,
         slots: &SlotArrays,
     ) -> Result<(), CudaError> {
-        fill(&mut self.sides[self.current].step, layout, step, slots);
-        let pinned = &self.sides[self.current].step;
-        self.step.copy_from(stream, 0, &pinned[..layout.bytes as usize])
+        let pinned = &mut self.sides[self.current].step;
+        fill(pinned, layout, step, slots);
+        // SAFETY: both have room for the largest step; the side stays as it is until the step has been collected.
+        unsafe { kernels.copy_words(to, [pinned.address(), self.step.address()], layout.bytes as usize) }
     }
 
     /// A step of nothing, for recording.
@@ -120,12 +123,18 @@ impl Staging {
     }
 
     /// Enqueues the copy of the step's results; it is in flight then.
-    pub(super) fn end(&mut self, stream: &Stream, step: &mut Step) -> Result<InFlight, CudaError> {
+    pub(super) fn end(
+        &mut self,
+        (kernels, to): (&Kernels, Launcher<'_>),
+        step: &mut Step,
+    ) -> Result<InFlight, CudaError> {
         let (wanted, embedded) = (std::mem::take(&mut step.wanted), std::mem::take(&mut step.embedded));
         let side = &mut self.sides[self.current];
-        self.results.copy_to(stream, 0, &mut side.results[..result_bytes(wanted.len())])?;
-        self.vectors.copy_to(stream, 0, &mut side.vectors[..self.vector_bytes * embedded.len()])?;
-        side.ended.record(stream)?;
+        let places = [self.results.address(), side.results.address()];
+        // SAFETY: both have room for the largest step; nobody reads the side until the step has been waited for.
+        unsafe { kernels.copy_words(to, places, result_bytes(wanted.len())) }?;
+        self.vectors.copy_to(to.stream, 0, &mut side.vectors[..self.vector_bytes * embedded.len()])?;
+        side.ended.record(to.stream)?;
         let in_flight = InFlight { side: self.current, wanted, embedded, rows: step.rows.len() };
         self.current = (self.current + 1) % STEPS_IN_FLIGHT_MAX;
         Ok(in_flight)

@@ -1,6 +1,7 @@
 //! A step's way to the GPU, and its results' way back.
 
 use super::abi::bytes_of;
+use super::context::Stream;
 use super::device::CudaBackend;
 use super::error::CudaError;
 use super::kernels::SlotsArgs;
@@ -25,7 +26,7 @@ impl CudaBackend {
         for piece in ahead {
             let slots = self.slot_arrays(piece);
             self.layout = Layout::new(&Capacities { starts: capacities(&slots), ..Capacities::default() });
-            self.staging.send(&self.stream, &self.layout, &nothing, &slots)?;
+            self.staging.send((&self.kernels, plain(&self.stream)), &self.layout, &nothing, &slots)?;
             self.start_slots(&slots)?;
             // The next piece takes the same memory.
             self.stream.synchronize()?;
@@ -33,13 +34,13 @@ impl CudaBackend {
         let slots = self.slot_arrays(last);
         self.shape.capacities.starts = capacities(&slots);
         self.layout = Layout::new(&self.shape.capacities);
-        self.staging.send(&self.stream, &self.layout, &self.step, &slots)?;
+        self.staging.send((&self.kernels, plain(&self.stream)), &self.layout, &self.step, &slots)?;
         self.start_slots(&slots)
     }
 
     /// Enqueues the results' copy; the step is in flight from then on.
     pub(super) fn enqueue_results(&mut self) -> Result<(), CudaError> {
-        let step = self.staging.end(&self.stream, &mut self.step)?;
+        let step = self.staging.end((&self.kernels, plain(&self.stream)), &mut self.step)?;
         self.in_flight.push_back(step);
         Ok(())
     }
@@ -68,7 +69,7 @@ impl CudaBackend {
                 }
                 let (keys, values) = self.kv.layer(layer);
                 let addresses = [keys, values, on_gpu.address()];
-                let launcher = Launcher { stream: &self.stream, overlapped: false };
+                let launcher = plain(&self.stream);
                 // SAFETY: blocks lie within the cache as the caller's plan has them; the pairs live until the wait below.
                 unsafe { self.kernels.copy_blocks(launcher, addresses, self.kv.block_bytes, part.len())? };
             }
@@ -95,10 +96,15 @@ impl CudaBackend {
             seen: self.buffers.seen,
             vocab: self.limits.vocab,
         };
-        let launcher = Launcher { stream: &self.stream, overlapped: false };
+        let launcher = plain(&self.stream);
         // SAFETY: slots and ids were checked when the step was loaded; the arrays were just sent.
         unsafe { self.kernels.slots_init(launcher, slots.starts.len(), args) }
     }
+}
+
+/// Behind all that is enqueued.
+fn plain(stream: &Stream) -> Launcher<'_> {
+    Launcher { stream, overlapped: false }
 }
 
 /// Room that they take.

@@ -88,6 +88,7 @@ impl Kernels {
             fill_random: find("fill_random")?,
             fill_value: find("fill_value")?,
             copy_blocks: find("copy_blocks")?,
+            copy_words: find("copy_words")?,
             lora_shrink: find("lora_shrink")?,
             lora_expand: find("lora_expand")?,
             modules,

@@ -32,6 +32,10 @@ const DECODE_THREADS: usize = 128;
 const PREFILL_THREADS: usize = 384;
 /// Values of a gate that one block takes.
 const GATE_VALUES: usize = 8 * ROW_THREADS;
+/// Values of a head that one thread finishes, and blocks that do so on a multiprocessor at once.
+const HEAD_VALUES: usize = 16;
+const HEADS_BLOCKS: usize = 4;
+const WORD_BYTES: usize = 8;
 /// Blocks of a fill.
 const FILL_BLOCKS: usize = 2048;
 /// Blocks that copy one KV block.
@@ -76,6 +80,7 @@ pub struct Kernels {
     fill_random: Kernel,
     fill_value: Kernel,
     copy_blocks: Kernel,
+    copy_words: Kernel,
     lora_shrink: Kernel,
     lora_expand: Kernel,
 }
@@ -191,16 +196,11 @@ impl Kernels {
         let args = args.address(a.bias).address(a.q_norm).address(a.k_norm).f32(a.epsilon).address(a.rope);
         let args = args.int(a.q_heads).int(a.kv_heads).int(self.head_dim).address(a.keys).address(a.values);
         let args = args.i32(kv_dtype(a.dtype).map_or(0, |(number, _)| number));
-        let heads = a.q_heads + 2 * a.kv_heads;
-        let warps = ROW_THREADS / 32;
-        let grid = Grid {
-            blocks: (tokens, heads.div_ceil(warps)),
-            threads: (32, warps),
-            shared_bytes: 0,
-            cluster: 1,
-        };
+        let heads_of_a_warp = 32 * HEAD_VALUES / self.head_dim;
+        let units = tokens * (a.q_heads + 2 * a.kv_heads).div_ceil(heads_of_a_warp);
+        let blocks = units.div_ceil(ROW_THREADS / 32).min(HEADS_BLOCKS * self.gpu.multiprocessors());
         // SAFETY: the caller's promise.
-        unsafe { to.launch(self.qkv_finish, grid, args) }
+        unsafe { to.launch(self.qkv_finish, Grid::of(blocks, ROW_THREADS), args) }
     }
 
     /// # Safety
@@ -342,5 +342,22 @@ impl Kernels {
         let args = Args::new().address(keys).address(values).u64(block_bytes).address(pairs).int(count);
         // SAFETY: the caller's promise.
         unsafe { to.launch(self.copy_blocks, Grid::of(COPY_BLOCKS, ROW_THREADS), args) }
+    }
+
+    /// Whole words of eight bytes, some of them in host memory: sooner begun than what the copy engine does.
+    ///
+    /// # Safety
+    /// See `embed`.
+    pub unsafe fn copy_words(
+        &self,
+        to: Launcher<'_>,
+        [from, out]: [Address; 2],
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        debug_assert!(bytes.is_multiple_of(WORD_BYTES), "{bytes}");
+        let words = bytes / WORD_BYTES;
+        let args = Args::new().address(from).address(out).int(words);
+        // SAFETY: the caller's promise.
+        unsafe { to.launch(self.copy_words, Grid::of(words.div_ceil(ROW_THREADS), ROW_THREADS), args) }
     }
 }
