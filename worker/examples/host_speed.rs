@@ -140,6 +140,7 @@ fn config(sequences: usize, tokens: usize) -> EngineConfig {
         max_model_len: tokens,
         max_num_seqs: sequences,
         max_num_batched_tokens: sequences.max(8192),
+        max_num_mixed_tokens: sequences.max(4096),
         max_waiting: sequences,
         enable_prefix_caching: true,
         vocab_size: 128_256,

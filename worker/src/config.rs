@@ -16,6 +16,9 @@ mod lora;
 pub use gpu::{GpuConfig, LoadFormat};
 pub use lora::{LoraConfig, LoraModule};
 
+/// Tokens of a step in which many sequences decode, where nothing else is asked for: of 8B on an H200 some 100 ms.
+const MIXED_TOKENS: usize = 4096;
+
 /// What a worker serves, and with how much of the machine.
 #[derive(Args, Clone, Debug)]
 pub struct WorkerConfig {
@@ -81,6 +84,12 @@ pub struct WorkerConfig {
     #[arg(long, env = "THALWEG_MAX_NUM_BATCHED_TOKENS", value_name = "TOKENS")]
     #[arg(value_parser = value::whole(1..=65536u32))]
     pub max_num_batched_tokens: Option<u32>,
+
+    /// The same of a step in which 128 sequences decode, or more: each of them waits for what prompts take of it. Default: 4096, or
+    /// what --max-num-batched-tokens and --max-num-seqs ask for
+    #[arg(long, env = "THALWEG_MAX_NUM_MIXED_TOKENS", value_name = "TOKENS")]
+    #[arg(value_parser = value::whole(1..=65536u32))]
+    pub max_num_mixed_tokens: Option<u32>,
 
     /// Ranks that share one model. This build has 1: add workers instead
     #[arg(long, env = "THALWEG_TENSOR_PARALLEL_SIZE", value_name = "N", default_value_t = 1)]
@@ -204,6 +213,12 @@ impl WorkerConfig {
     /// Tokens of a step, where `default` is the device's.
     pub fn batched_tokens(&self, default: u32) -> usize {
         self.max_num_batched_tokens.unwrap_or(default) as usize
+    }
+
+    /// Of these, in a step in which many decode; twice the sequences at least, so that prompts get on whatever decodes.
+    pub fn mixed_tokens(&self, batched: usize) -> usize {
+        let default = MIXED_TOKENS.max(2 * self.max_num_seqs as usize);
+        self.max_num_mixed_tokens.map_or(default, |tokens| tokens as usize).min(batched)
     }
 
     /// Threads of the whole process.

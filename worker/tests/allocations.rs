@@ -30,8 +30,12 @@ fn a_decode_step_copies_nothing_of_what_its_sequences_hold() {
         sliding_window: None,
         prefix_caching: true,
     };
-    let mut scheduler =
-        Scheduler::new(SchedulerConfig { kv, max_num_seqs: SEQUENCES, max_num_batched_tokens: 1 << 20 });
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        kv,
+        max_num_seqs: SEQUENCES,
+        max_num_batched_tokens: 1 << 20,
+        max_num_mixed_tokens: 1 << 20,
+    });
     (0..SEQUENCES as u32).for_each(|number| scheduler.add(sequence(number)));
     let mut in_flight = scheduler.plan().unwrap().plan;
     // Until what tokens and prefixes stand in has grown.

@@ -52,6 +52,8 @@ pub struct EngineConfig {
     pub max_num_seqs: usize,
     /// Tokens of one step.
     pub max_num_batched_tokens: usize,
+    /// The same of a step in which many sequences decode.
+    pub max_num_mixed_tokens: usize,
     /// Sequences that wait at most; more are refused as overloaded.
     pub max_waiting: usize,
     /// Reuse blocks of equal prefixes.
@@ -157,6 +159,12 @@ impl EngineConfig {
                 "must be at least --max-num-seqs, so that all can decode at once",
             );
         }
+        if self.max_num_mixed_tokens < self.max_num_seqs {
+            return wrong(
+                "--max-num-mixed-tokens",
+                "must be at least --max-num-seqs, so that prompts go on while all others decode",
+            );
+        }
         if self.has_group[SLIDING] && self.sliding_window.is_none_or(|window| window == 0) {
             return wrong("sliding_window", "must be at least 1 where layers slide");
         }
@@ -192,6 +200,7 @@ impl EngineConfig {
             },
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
+            max_num_mixed_tokens: self.max_num_mixed_tokens,
         }
     }
 }

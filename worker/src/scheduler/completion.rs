@@ -69,12 +69,31 @@ impl Scheduler {
             let reason = format!("{} rows were planned, {} came back", step.rows.len(), output.rows.len());
             return Err(mismatch(step.number, reason));
         }
-        let mut updates = Vec::with_capacity(step.rows.len());
+        self.call_up();
+        let (mut updates, mut leaving) = (Vec::with_capacity(step.rows.len()), Vec::new());
+        let mut in_order = self.running.range_mut(..);
         for (record, row) in step.rows.iter().zip(output.rows) {
             record.check(&row).map_err(|reason| mismatch(step.number, reason))?;
-            if let Some(update) = self.collect_row(record, row, step.number) {
-                updates.push(update);
+            // Nearly all rows stand in a step as their sequences do here: then there is nothing to look for.
+            let running = match in_order.next() {
+                Some((key, running)) if *key == record.key => Some(running),
+                _ => {
+                    in_order = self.running.range_mut(record.key..);
+                    in_order.next().and_then(|(key, running)| (*key == record.key).then_some(running))
+                }
+            };
+            // Its sequence is over, and gone.
+            let Some(running) = running else { continue };
+            updates.extend(running.take_in(record, row));
+            // A row in flight may be writing the block's last token.
+            let written_by = if running.rows_in_flight > 0 { self.last_step } else { step.number };
+            remember(running, &mut self.kv, written_by);
+            if running.leaving.is_some() {
+                leaving.push(record.key);
             }
+        }
+        for key in leaving {
+            self.retire_if_done(key);
         }
         self.kv.step_completed(step.number);
         self.check_invariants();
@@ -82,21 +101,10 @@ impl Scheduler {
         Ok(Completed { updates, prefill_tokens, decode_rows, seconds: output.seconds })
     }
 
-    fn collect_row(&mut self, record: &RowRecord, row: RowOutput, step: u64) -> Option<Update> {
-        let running = self.running.get_mut(&record.key)?;
-        running.rows_in_flight -= 1;
-        running.samples_in_flight -= usize::from(record.samples);
-        let update = if running.leaving == Some(Leaving::Over) { None } else { running.accept(row) };
-        if update.as_ref().is_some_and(|u| u.finish.is_some() || u.failure.is_some()) {
-            running.leaving = Some(Leaving::Over);
-        }
-        // A row in flight may be writing the block's last token.
-        let written_by = if running.rows_in_flight > 0 { self.last_step } else { step };
-        remember(running, &mut self.kv, written_by);
-        if running.leaving.is_some() {
-            self.retire_if_done(record.key);
-        }
-        update
+    /// Asks memory for what this and the next plan read of each sequence, all at once: while the device was at work, other things went
+    /// through the caches, and one by one each would be waited for.
+    fn call_up(&self) {
+        std::hint::black_box(self.running.values().map(Running::call_up).fold(0, usize::wrapping_add));
     }
 }
 
@@ -123,6 +131,20 @@ impl RowRecord {
 }
 
 impl Running {
+    /// What a row in flight has yielded.
+    fn take_in(&mut self, record: &RowRecord, row: RowOutput) -> Option<Update> {
+        self.rows_in_flight -= 1;
+        self.samples_in_flight -= usize::from(record.samples);
+        if self.leaving == Some(Leaving::Over) {
+            return None;
+        }
+        let update = self.accept(row)?;
+        if update.finish.is_some() || update.failure.is_some() {
+            self.leaving = Some(Leaving::Over);
+        }
+        Some(update)
+    }
+
     fn accept(&mut self, mut row: RowOutput) -> Option<Update> {
         if self.sequence.constraint.as_ref().is_some_and(|constraint| !constraint.is_open()) {
             // Drawn without a mask, for nobody.

@@ -16,7 +16,7 @@ use thalweg_cache_index::event::BlockEvent;
 
 pub use admission::{OVERTAKEN_MAX, PREEMPTIONS_MAX};
 pub use completion::{Completed, FinishReason, StepMismatch, Update};
-pub use rows::{PROMPT_LOGPROB_TOKENS_MAX, Planned, Started};
+pub use rows::{MANY_DECODING, PROMPT_LOGPROB_TOKENS_MAX, Planned, Started};
 pub use sequence::{NewSequence, SequenceKey};
 
 use crate::kv::{KvCache, KvConfig, Usage};
@@ -35,6 +35,8 @@ pub struct SchedulerConfig {
     pub max_num_seqs: usize,
     /// Tokens of one step; at least `max_num_seqs`, so that every running sequence can decode.
     pub max_num_batched_tokens: usize,
+    /// The same of a step in which `MANY_DECODING` sequences decode, each of which waits for what prompts take of it.
+    pub max_num_mixed_tokens: usize,
 }
 
 /// What is to be done, counted.

@@ -58,6 +58,9 @@ pub(super) struct RowRecord {
 /// Rows with prompt logprobs take at most this many tokens of a step, since each needs a row of logits.
 pub const PROMPT_LOGPROB_TOKENS_MAX: usize = 256;
 
+/// Sequences that decode from which on prompts take smaller steps beside them.
+pub const MANY_DECODING: usize = 128;
+
 /// A step in the making.
 #[derive(Debug)]
 pub(super) struct StepBuilder {
@@ -170,6 +173,9 @@ impl Scheduler {
     /// Rows for what runs, the oldest first: when blocks run out, the youngest loses its own.
     pub(super) fn continue_running(&mut self, step: &mut StepBuilder) {
         let decoding = self.running.values().filter(|r| r.is_decoding() && r.wants_row()).count();
+        if decoding >= MANY_DECODING {
+            step.prefill_left = step.prefill_left.min(self.config.max_num_mixed_tokens);
+        }
         step.prefill_left -= decoding.min(step.prefill_left);
         let mut from = Bound::Unbounded;
         while let Some(key) = self.give_rows(from, step) {

@@ -230,6 +230,14 @@ impl Running {
         }
     }
 
+    /// Reads something of everything that a step needs of it.
+    pub(super) fn call_up(&self) -> usize {
+        let Sequence { tokens, end_ids, output_max, hashes, .. } = &self.sequence;
+        let last = tokens.last().map_or(0, |last| *last as usize);
+        let numbers = [last, end_ids.len(), *output_max, hashes.len(), self.computed, self.blocks.call_up()];
+        numbers.into_iter().fold(0, usize::wrapping_add)
+    }
+
     pub(super) fn slot_init(&self) -> SlotInit {
         let Sequence { prompt, tokens, sampling, key, .. } = &self.sequence;
         SlotInit {

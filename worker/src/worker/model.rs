@@ -326,6 +326,7 @@ fn plan(model: &ModelConfig, config: &WorkerConfig, room: &Room) -> Result<Engin
         max_model_len,
         max_num_seqs: config.max_num_seqs as usize,
         max_num_batched_tokens: room.batched_tokens,
+        max_num_mixed_tokens: config.mixed_tokens(room.batched_tokens),
         max_waiting: MAX_WAITING_DEFAULT,
         enable_prefix_caching: config.prefix_caching(),
         vocab_size: model.vocab_size,

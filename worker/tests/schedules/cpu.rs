@@ -49,7 +49,12 @@ impl Subject {
     /// Runs a sequence alone, in one thread, its whole prompt in one step, without prefix reuse.
     fn oracle(&self, max_model_len: usize) -> Oracle {
         let kv = kv_config(self.model.config(), max_model_len, 1.0, false);
-        let config = SchedulerConfig { kv, max_num_seqs: 1, max_num_batched_tokens: max_model_len };
+        let config = SchedulerConfig {
+            kv,
+            max_num_seqs: 1,
+            max_num_batched_tokens: max_model_len,
+            max_num_mixed_tokens: max_model_len,
+        };
         let runner = RefCell::new(self.runner(&config, 1));
         Rc::new(move |new| alone(config, &mut *runner.borrow_mut(), new))
     }
@@ -129,7 +134,12 @@ fn check(
         );
         let max_num_seqs = rng.random_range(2..8);
         let max_num_batched_tokens = max_num_seqs + rng.random_range(0..60);
-        let config = SchedulerConfig { kv, max_num_seqs, max_num_batched_tokens };
+        let config = SchedulerConfig {
+            kv,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_num_mixed_tokens: max_num_batched_tokens,
+        };
         let runner = subject.runner(&config, rng.random_range(1..=2));
         let mut source = RequestSource::new(&mut rng, oracle.clone(), max_model_len);
         source.samplings = samplings();

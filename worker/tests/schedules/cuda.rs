@@ -65,7 +65,12 @@ impl Subject {
     /// Runs a sequence alone, its whole prompt in one step, without prefix reuse.
     fn oracle(&self, max_model_len: usize) -> Oracle {
         let kv = kv_config(self.model.config(), max_model_len, 1.0, false);
-        let config = SchedulerConfig { kv, max_num_seqs: 1, max_num_batched_tokens: max_model_len };
+        let config = SchedulerConfig {
+            kv,
+            max_num_seqs: 1,
+            max_num_batched_tokens: max_model_len,
+            max_num_mixed_tokens: max_model_len,
+        };
         let runner = RefCell::new(self.runner(&config, max_model_len, 0));
         Rc::new(move |new| alone(config, &mut *runner.borrow_mut(), new))
     }
@@ -81,7 +86,12 @@ fn check(subject: &Subject, max_model_len: usize, requests: usize, seeds: std::o
         let kv = kv_config(subject.model.config(), max_model_len, slack, caching);
         let max_num_seqs = rng.random_range(2..12);
         let max_num_batched_tokens = max_num_seqs + rng.random_range(0..100);
-        let config = SchedulerConfig { kv, max_num_seqs, max_num_batched_tokens };
+        let config = SchedulerConfig {
+            kv,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_num_mixed_tokens: max_num_batched_tokens,
+        };
         // Sometimes too few for every row: then some take another way.
         let runner = subject.runner(&config, max_model_len, if rng.random_bool(0.3) { 2 } else { 0 });
         let mut source = RequestSource::new(&mut rng, oracle.clone(), max_model_len);
@@ -125,7 +135,8 @@ fn tiny_llama_on_a_full_gpu_with_a_full_pool() {
     let (subject, max_model_len) = (Subject::open(&tiny("llama3"), KvDtype::Bf16), 400);
     let oracle = subject.oracle(max_model_len);
     let kv = kv_config(subject.model.config(), max_model_len, 2.5, true);
-    let config = SchedulerConfig { kv, max_num_seqs: 12, max_num_batched_tokens: 64 };
+    let config =
+        SchedulerConfig { kv, max_num_seqs: 12, max_num_batched_tokens: 64, max_num_mixed_tokens: 64 };
     let runner = subject.runner(&config, max_model_len, 0);
     let ballast = Ballast::fill(subject.model.gpu());
     let mut simulation = Simulation::new(config, runner, oracle);

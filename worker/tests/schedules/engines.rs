@@ -29,6 +29,7 @@ pub(crate) fn config() -> EngineConfig {
         max_model_len: 200,
         max_num_seqs: 8,
         max_num_batched_tokens: 64,
+        max_num_mixed_tokens: 48,
         max_waiting: 500,
         enable_prefix_caching: true,
         vocab_size: VOCAB as usize,

@@ -184,6 +184,7 @@ fn settings_that_cannot_work_are_refused_at_start() {
         (EngineConfig { kv_blocks: [40, 3], ..config() }, "group sliding"),
         (EngineConfig { sliding_window: None, ..config() }, "sliding_window"),
         (EngineConfig { max_num_batched_tokens: 7, ..config() }, "--max-num-batched-tokens"),
+        (EngineConfig { max_num_mixed_tokens: 7, ..config() }, "--max-num-mixed-tokens"),
         (EngineConfig { max_model_len: 1, ..config() }, "--max-model-len"),
     ];
     for (config, part) in cases {

@@ -44,7 +44,16 @@ pub(crate) fn random_setting(rng: &mut StdRng) -> (SchedulerConfig, HashModel, u
     };
     let max_num_batched_tokens = max_num_seqs + rng.random_range(0..60);
     let model = HashModel { seed: rng.random(), has_group, window };
-    (SchedulerConfig { kv, max_num_seqs, max_num_batched_tokens }, model, max_model_len)
+    (
+        SchedulerConfig {
+            kv,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_num_mixed_tokens: max_num_batched_tokens,
+        },
+        model,
+        max_model_len,
+    )
 }
 
 /// What a sequence should get, from a computation of it alone.
