@@ -12,6 +12,8 @@ use crate::request::{Chat, MaxTokens, Prompt, ValidEmbedding, ValidRequest};
 
 /// Text of more than so many bytes per token of context is tried by its head before it is tokenised whole.
 const HEAD_BYTES_PER_TOKEN: usize = 8;
+/// A head that may fit the context is followed by one so many times as long: runs of one character make long tokens.
+const HEAD_GROWTH: usize = 4;
 
 /// Bytes of text that are tokenised for their own sake, at /tokenize, where no context bounds them: some 0.3 s of work.
 const TOKENIZE_BYTES_MAX: usize = 1 << 20;
@@ -34,8 +36,9 @@ pub struct TokenizedPrompt {
 /// in proportion to their length: never call it on the reactor.
 pub fn tokenize_request(request: &mut ValidRequest) -> Result<Vec<TokenizedPrompt>, RouterError> {
     let prompts = request.take_prompts();
+    let is_one = prompts.len() == 1;
     let (model, wanted, most) = (request.model(), request.max_tokens(), request.truncate_to());
-    let fits = |prompt: Prompt| {
+    let fits = |prompt: Prompt| -> Result<_, RouterError> {
         // What is cut off has to be tokenised too.
         let mut ids = tokenize(&prompt, model, most.is_none().then_some(wanted))?;
         if let Some(most) = most {
@@ -48,7 +51,16 @@ pub fn tokenize_request(request: &mut ValidRequest) -> Result<Vec<TokenizedPromp
         };
         Ok(TokenizedPrompt { ids: ids.into(), max_tokens, echo })
     };
-    prompts.into_iter().map(fits).collect()
+    let one = |(at, prompt): (usize, Prompt)| {
+        fits(prompt).map_err(|error| {
+            if is_one {
+                return error;
+            }
+            let param = format!("prompt[{at}]");
+            RouterError { message: format!("{} (`{param}`)", error.message), param: Some(param), ..error }
+        })
+    };
+    prompts.into_iter().enumerate().map(one).collect()
 }
 
 /// Tokenises every input of an embeddings request, which forgets them. Each fits the context, cut off behind so many tokens
@@ -154,7 +166,8 @@ fn fit(ids: &[u32], wanted: MaxTokens, model: &ModelEntry) -> Result<u32, Router
     }
 }
 
-/// Tokenising 32 MiB takes seconds, finding out that its first part is over the context does not.
+/// Tokenising 32 MiB takes seconds, finding out that its first part is over the context does not: at most as much is tokenised as the longest
+/// tokens that fit the context have bytes, a few times over.
 fn refuse_hopeless(
     text: &str,
     specials: Specials,
@@ -162,24 +175,21 @@ fn refuse_hopeless(
     limit: Option<MaxTokens>,
 ) -> Result<(), RouterError> {
     let context = model.max_model_len as usize;
-    let head_bytes = context.saturating_mul(HEAD_BYTES_PER_TOKEN);
     let Some(limit) = limit else { return refuse_long(text) };
-    if text.len() <= 2 * head_bytes {
-        return Ok(());
+    let mut head_bytes = context.saturating_mul(HEAD_BYTES_PER_TOKEN);
+    while text.len() / 2 > head_bytes {
+        let head = &text[..text.floor_char_boundary(head_bytes)];
+        let least = model.tokenizer.encode(head, specials, false).len().saturating_sub(HEAD_SLACK);
+        if least >= context {
+            let max = match limit {
+                MaxTokens::Explicit(max) => Some(max),
+                MaxTokens::Default(_) => None,
+            };
+            return Err(over_context(&format!("more than {least}"), max, context));
+        }
+        head_bytes = head_bytes.saturating_mul(HEAD_GROWTH);
     }
-    let mut end = head_bytes;
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let least = model.tokenizer.encode(&text[..end], specials, false).len().saturating_sub(HEAD_SLACK);
-    if least < context {
-        return Ok(());
-    }
-    let max = match limit {
-        MaxTokens::Explicit(max) => Some(max),
-        MaxTokens::Default(_) => None,
-    };
-    Err(over_context(&format!("more than {least}"), max, context))
+    Ok(())
 }
 
 fn refuse_long(text: &str) -> Result<(), RouterError> {

@@ -62,12 +62,14 @@ pub(super) async fn info(State(api): State<Arc<Api>>) -> Result<Json<Value>, Api
 fn tokenizer_info(model: &ModelEntry) -> Value {
     let bundle = model.tokenizer.bundle();
     let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id));
-    let eos = text(bundle.eos_ids.first().copied());
+    // Of several ids that end an answer, the one that the model's files call so.
+    let named = |name: &str| bundle.template_tokens.get(name).cloned();
+    let eos = named("eos_token").or_else(|| text(bundle.eos_ids.first().copied()));
     json!({
         "model": model.name,
         "bos_token": text(bundle.bos_id),
         "eos_token": eos,
-        "pad_token": bundle.template_tokens.get("pad_token").or(eos.as_ref()),
+        "pad_token": named("pad_token").or_else(|| eos.clone()),
         "add_bos_token": bundle.add_bos,
         "model_max_length": model.max_model_len,
         "chat_template": model.template.as_ref().map(|template| template.source()),

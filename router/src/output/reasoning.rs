@@ -16,6 +16,8 @@ pub(super) struct ReasoningReader {
 enum Phase {
     /// Nothing but white space so far, or the beginning of `<think>`.
     Undecided,
+    /// The prompt ends within the thoughts; the model may open them once more.
+    Told,
     /// Behind `<think>`, before the first thought.
     Entered,
     Inside,
@@ -27,12 +29,12 @@ enum Phase {
 impl ReasoningReader {
     /// `inside`: the prompt ends within the model's thoughts.
     pub(super) fn new(inside: bool) -> Self {
-        Self { phase: if inside { Phase::Entered } else { Phase::Undecided }, held: String::new() }
+        Self { phase: if inside { Phase::Told } else { Phase::Undecided }, held: String::new() }
     }
 
     /// The next character is a thought, as far as is known.
     pub(super) fn inside(&self) -> bool {
-        matches!(self.phase, Phase::Entered | Phase::Inside)
+        matches!(self.phase, Phase::Told | Phase::Entered | Phase::Inside)
     }
 
     /// Takes more text; returns what belongs to the answer.
@@ -44,7 +46,7 @@ impl ReasoningReader {
         loop {
             let before = self.phase;
             match before {
-                Phase::Undecided => self.decide(),
+                Phase::Undecided | Phase::Told => self.decide(),
                 Phase::Entered | Phase::Left => self.skip_space(),
                 Phase::Inside => self.think(parts),
                 Phase::Outside => return std::mem::take(&mut self.held),
@@ -60,6 +62,10 @@ impl ReasoningReader {
         let held = std::mem::take(&mut self.held);
         match self.phase {
             Phase::Undecided | Phase::Outside => held,
+            Phase::Told => {
+                push_reasoning(parts, held.trim());
+                String::new()
+            }
             Phase::Inside => {
                 push_reasoning(parts, held.trim_end());
                 String::new()
@@ -74,7 +80,7 @@ impl ReasoningReader {
             self.held = rest.to_owned();
             self.phase = Phase::Entered;
         } else if !OPEN.starts_with(begun) {
-            self.phase = Phase::Outside;
+            self.phase = if self.phase == Phase::Told { Phase::Entered } else { Phase::Outside };
         }
     }
 
@@ -145,6 +151,10 @@ mod tests {
         check(false, "<think>\n\n</think>\n\nyes", "", "yes");
         check(false, "\n<think>a b", "a b", "");
         check(true, "cut </thin", "cut </thin", "");
+        check(true, "<think>hm</think>yes", "hm", "yes");
+        check(true, "\n<think>\n</think>yes", "", "yes");
+        check(true, "<think> <think></think>yes", "<think>", "yes");
+        check(true, "<thin", "<thin", "");
         check(true, "a </ b\n\nc </think> d </think> e", "a </ b\n\nc", "d </think> e");
     }
 

@@ -5,10 +5,11 @@ use serde_json::{Value, json};
 use crate::dialect::Dialect;
 use crate::output::tools::ToolFormat;
 
-/// Puts `tools` and what came of them into the messages of a template that would leave them out.
+/// Puts `tools` and what came of them into the messages of a template that would leave them out; of past calls also where there are none now.
 pub(super) fn tell(messages: &mut Value, tools: &Value, dialect: Dialect) {
     let Some(list) = messages.as_array_mut() else { return };
-    if tools.is_null() || dialect.renders_tools {
+    let is_of_tools = |message: &Value| message["role"] == "tool" || message["tool_calls"].is_array();
+    if dialect.renders_tools || tools.is_null() && !list.iter().any(is_of_tools) {
         return;
     }
     let mut told: Vec<Value> = Vec::with_capacity(list.len() + 1);
@@ -19,15 +20,20 @@ pub(super) fn tell(messages: &mut Value, tools: &Value, dialect: Dialect) {
             _ => told.push(message),
         }
     }
-    let words = words(tools, dialect);
-    match told.first_mut() {
+    *list = told;
+    if !tools.is_null() {
+        tell_tools(list, &words(tools, dialect));
+    }
+}
+
+fn tell_tools(messages: &mut Vec<Value>, words: &str) {
+    match messages.first_mut() {
         Some(first) if first["role"] == "system" => {
             let before = first["content"].as_str().unwrap_or_default();
             first["content"] = json!(format!("{before}\n\n{words}"));
         }
-        _ => told.insert(0, json!({"role": "system", "content": words})),
+        _ => messages.insert(0, json!({"role": "system", "content": words})),
     }
-    *list = told;
 }
 
 /// What the model's makers tell it of tools, in short.
@@ -170,10 +176,17 @@ mod tests {
         let words = with_system[0]["content"].as_str().expect("text");
         assert!(words.starts_with("be brief\n\nYou have access to functions"), "{words}");
 
+        let mut of_old = history.clone();
+        tell(&mut of_old, &Value::Null, dialect(ToolFormat::Hermes));
+        assert_eq!(of_old.as_array().map(|of_old| &of_old[..]), messages.as_array().map(|told| &told[1..]));
+
         let mut untouched = history.clone();
-        tell(&mut untouched, &Value::Null, dialect(ToolFormat::Hermes));
         tell(&mut untouched, &tools, Dialect { renders_tools: true, ..dialect(ToolFormat::Hermes) });
         assert_eq!(untouched, history);
+        let plain = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho", "tool_calls": null}]);
+        let mut untouched = plain.clone();
+        tell(&mut untouched, &Value::Null, dialect(ToolFormat::Hermes));
+        assert_eq!(untouched, plain);
     }
 
     #[test]

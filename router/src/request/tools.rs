@@ -156,9 +156,22 @@ fn check(tool: &Value, path: &str) -> Result<String, RouterError> {
         return Err(fields.error("name", format!("{rule}, not {:?}", echo(name))));
     }
     fields.string("description")?;
-    fields.object("parameters")?;
+    if let Some(kind) = fields.object("parameters")?.and_then(|schema| schema.get("type"))
+        && !describes_objects(kind)
+    {
+        let rule = format!(
+            "must describe an object: its `type` must be \"object\", not {}",
+            echo(&kind.to_string())
+        );
+        return Err(fields.error("parameters", rule));
+    }
     fields.boolean("strict")?;
     Ok(name.to_owned())
+}
+
+/// Whether a schema's `type` takes objects, whatever else.
+fn describes_objects(kind: &Value) -> bool {
+    kind == "object" || kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "object"))
 }
 
 /// The schema of a function's arguments, always an object's; references follow it to its place below `root`.
@@ -170,7 +183,7 @@ fn parameters(function: &Value, root: &str) -> Value {
             ("additionalProperties".to_owned(), json!(false)),
         ]),
     };
-    schema.entry("type").or_insert_with(|| json!("object"));
+    schema.insert("type".to_owned(), json!("object"));
     let mut schema = Value::Object(schema);
     if root != "#" {
         move_references(&mut schema, root);
@@ -230,6 +243,11 @@ mod tests {
         check(json!({"tools": [tool("f"), tool("f")]}), "tools[1].function.name");
         let strange = json!({"type": "function", "function": {"name": "f", "parameters": "x"}});
         check(json!({"tools": [strange]}), "tools[0].function.parameters");
+        for kind in [json!("string"), json!(["array", "null"]), json!(null), json!(1)] {
+            let strange =
+                json!({"type": "function", "function": {"name": "f", "parameters": {"type": kind}}});
+            check(json!({"tools": [strange]}), "tools[0].function.parameters");
+        }
         check(json!({"tools": [tool("f")], "tool_choice": "maybe"}), "tool_choice");
         check(json!({"tools": [tool("f")], "tool_choice": 1}), "tool_choice");
         check(json!({"tools": [tool("f")], "tool_choice": {"type": "function"}}), "tool_choice");

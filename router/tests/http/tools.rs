@@ -165,7 +165,8 @@ async fn forced_calls_are_held_to_the_tools_schemas() {
     let grammar = format!("{:?}", request.grammar.expect("a grammar"));
     assert!(grammar.contains("weather") && grammar.contains("minItems"), "{grammar}");
 
-    let strange = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "wobble"}}}]);
+    let parameters = json!({"type": "object", "properties": {"x": {"type": "wobble"}}});
+    let strange = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
     let body = with_tools(json!({"tools": strange, "tool_choice": "required"}));
     let refused = stage.http.post(CHAT, &body).await;
     assert_eq!(

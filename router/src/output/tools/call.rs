@@ -81,6 +81,11 @@ impl CallReader {
         Self { depth: 1, expects: Expects::Value, key, name: Some(name), bare: true, ..Self::object() }
     }
 
+    /// The arguments are complete, whatever of the object around them is missing.
+    pub(super) fn has_all_arguments(&self) -> bool {
+        self.begun && !self.in_arguments
+    }
+
     /// The call has been told of.
     pub(super) fn begun(&self) -> bool {
         self.begun

@@ -103,6 +103,7 @@ impl ToolReader {
     pub(crate) fn finish(&mut self, parts: &mut Vec<Part>) {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Python(_) => self.read_python(parts),
+            State::Call(_, _, call) if call.has_all_arguments() => {}
             State::Call(..) | State::Named(_) | State::Opened(..) | State::Name(_) => {
                 self.cut = self.calls > 0;
                 if self.plan.format == ToolFormat::Json {
@@ -248,6 +249,8 @@ impl ToolReader {
         }
         let several = marker.body == Body::BareJson || marker.text == "<|python_tag|>";
         self.held.push(char);
+        // A brace too many is a common slip.
+        let close = self.held.trim_start_matches('}');
         match (nesting, char) {
             (Nesting::Array, ',') => self.state = State::Opened(marker, Nesting::Array),
             (Nesting::Array, ']') => self.state = State::Between(marker, Nesting::Single),
@@ -259,8 +262,8 @@ impl ToolReader {
                 self.opened(marker, Nesting::Single, char, parts);
                 return;
             }
-            (Nesting::Single, _) if marker.close == self.held => self.state = State::Text,
-            (Nesting::Single, _) if marker.close.starts_with(&self.held) => {
+            (Nesting::Single, _) if marker.close == close => self.state = State::Text,
+            (Nesting::Single, _) if marker.close.starts_with(close) => {
                 self.state = State::Between(marker, nesting);
                 return;
             }

@@ -31,6 +31,9 @@ fn hermes() {
     let sum = r#"{"name": "add", "arguments": {"a": [1, {"b": "}"}], "c": "\"{"}}"#;
     let check = |text: &str, content: &str, calls: &[_]| check(ToolFormat::Hermes, text, content, calls);
     check(&format!("<tool_call>\n{oslo}\n</tool_call>"), "", &[OSLO]);
+    // A brace too few, and too many.
+    check(&format!("<tool_call>{}</tool_call>", &oslo[..oslo.len() - 1]), "", &[OSLO]);
+    check(&format!("<tool_call>{oslo}}}\n</tool_call>"), "", &[OSLO]);
     check(&format!("\n\nLet me see.\n<tool_call>{oslo}</tool_call>\n"), "\n\nLet me see.\n", &[OSLO]);
     check(&format!("<tool_call>\n{oslo}\n</tool_call>\n<tool_call>\n{sum}\n</tool_call>"), "", &[OSLO, SUM]);
     // SmolLM2 writes a list.
