@@ -3,6 +3,7 @@
 //!
 //! A value that cannot be parsed is never repeated: a secret may have landed in the wrong place.
 
+use std::any::TypeId;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -101,15 +102,32 @@ fn with_defaults(
     settings: &Map<String, Value>,
 ) -> Result<Command, String> {
     settings.iter().try_fold(command, |command, (key, value)| {
-        let values = texts(value)
+        let given = Given::of(value)
             .ok_or_else(|| format!("{} must be a text, number, boolean or list of them", key_of(key)))?;
-        with_default(command, path, key, values)
+        with_default(command, path, key, given)
     })
 }
 
-fn with_default(command: Command, path: &[String], key: &str, values: Vec<OsStr>) -> Result<Command, String> {
+/// What a file has for a flag.
+struct Given {
+    values: Vec<OsStr>,
+    /// Not all of them are texts: what YAML makes of 0123, 1.10, 1e5 or no is not what was written.
+    is_reread: bool,
+}
+
+fn with_default(command: Command, path: &[String], key: &str, given: Given) -> Result<Command, String> {
     let flag = key.replace('_', "-");
     let known = command.get_arguments().find(|arg| arg.get_long() == Some(&*flag) && flag != "config");
+    if let Some(arg) = known
+        && given.is_reread
+        && arg.get_value_parser().type_id() == TypeId::of::<String>()
+    {
+        return Err(format!(
+            "{} is a text: write it in quotes, or YAML reads it as a number or boolean",
+            key_of(key)
+        ));
+    }
+    let Given { values, is_reread } = given;
     if let Some(id) = known.map(|arg| arg.get_id().clone()) {
         // Help would show the values.
         let set = |arg: clap::Arg| {
@@ -127,7 +145,7 @@ fn with_default(command: Command, path: &[String], key: &str, values: Vec<OsStr>
     };
     let mut result = Ok(());
     let command = command.mut_subcommand(name, |sub| {
-        with_default(sub.clone(), below, key, values).unwrap_or_else(|error| {
+        with_default(sub.clone(), below, key, Given { values, is_reread }).unwrap_or_else(|error| {
             result = Err(error);
             sub
         })
@@ -135,16 +153,18 @@ fn with_default(command: Command, path: &[String], key: &str, values: Vec<OsStr>
     result.map(|()| command)
 }
 
-fn texts(value: &Value) -> Option<Vec<OsStr>> {
-    let scalar = |value: &Value| match value {
-        Value::String(text) => Some(OsStr::from(text.clone())),
-        Value::Number(number) => Some(OsStr::from(number.to_string())),
-        Value::Bool(flag) => Some(OsStr::from(flag.to_string())),
-        Value::Null | Value::Array(_) | Value::Object(_) => None,
-    };
-    match value {
-        Value::Array(values) if !values.is_empty() => values.iter().map(scalar).collect(),
-        value => scalar(value).map(|text| vec![text]),
+impl Given {
+    fn of(value: &Value) -> Option<Self> {
+        let scalar = |value: &Value| match value {
+            Value::String(text) => Some(OsStr::from(text.clone())),
+            Value::Number(number) => Some(OsStr::from(number.to_string())),
+            Value::Bool(flag) => Some(OsStr::from(flag.to_string())),
+            Value::Null | Value::Array(_) | Value::Object(_) => None,
+        };
+        let several = value.as_array().filter(|values| !values.is_empty());
+        let given = several.map_or(std::slice::from_ref(value), Vec::as_slice);
+        let values = given.iter().map(scalar).collect::<Option<_>>()?;
+        Some(Self { values, is_reread: !given.iter().all(Value::is_string) })
     }
 }
 
@@ -216,6 +236,8 @@ mod tests {
             ("unknown", "model: m\nmax-sequences: 7\n", "max-sequences"),
             ("itself", "model: m\nconfig: x\n", "unknown key \"config\""),
             ("object", "model: {path: m}\n", "\"model\" must be"),
+            ("octal", "model: 0123\n", "\"model\" is a text: write it in quotes"),
+            ("truth", "model: m\nname: [a, no]\n", "\"name\" is a text: write it in quotes"),
             ("null", "model:\n", "\"model\" must be"),
             ("list", "- model\n", "list.yaml"),
             ("twice", "model: m\nmodel: n\n", "twice.yaml"),
@@ -265,7 +287,8 @@ mod tests {
                 );
                 for key in [long.to_owned(), long.replace('-', "_")] {
                     let root = with_variables(crate::Cli::command(), "");
-                    with_default(root, path, &key, vec!["x".into()]).unwrap_or_else(|e| panic!("{key}: {e}"));
+                    let given = Given { values: vec!["x".into()], is_reread: false };
+                    with_default(root, path, &key, given).unwrap_or_else(|e| panic!("{key}: {e}"));
                 }
                 *seen += 1;
             }

@@ -1,5 +1,6 @@
 //! `thalweg worker`: one worker, reached over gRPC.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,8 +112,15 @@ fn record(worker: &RunningWorker, advertise: Option<GrpcAddress>, models: Vec<St
     }
 }
 
-fn advertised(text: &str) -> Result<GrpcAddress, ParseAddressError> {
-    format!("grpc://{}", text.strip_prefix("grpc://").unwrap_or(text)).parse()
+fn advertised(text: &str) -> Result<GrpcAddress, String> {
+    let address = format!("grpc://{}", text.strip_prefix("grpc://").unwrap_or(text)).parse();
+    let address: GrpcAddress = address.map_err(|error: ParseAddressError| error.to_string())?;
+    match address.host().parse::<IpAddr>() {
+        Ok(ip) if ip.is_unspecified() => {
+            Err("routers cannot reach a worker there; give an address of this host".into())
+        }
+        _ => Ok(address),
+    }
 }
 
 /// Finds, checks and loads the model of `workers` workers, off the reactor.

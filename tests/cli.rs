@@ -213,7 +213,7 @@ type Refused<'a> = (&'a [&'a [&'a str]], &'a str, &'a [&'a str], &'a str);
 fn values_out_of_range_are_refused_by_name_and_range() {
     let long = "x".repeat(300);
     let labels = ["", " ", "a\nb", "a\u{7}b", " a", &long];
-    let table: [Refused<'_>; 63] = [
+    let table: [Refused<'_>; 64] = [
         (&[ROUTER, UP], "queue-timeout", TIME, "seconds from 0.001 to 31536000"),
         (&[ROUTER], "request-timeout", TIME, "seconds from 0.001"),
         (&[ROUTER], "client-stall-timeout", TIME, "seconds from 0.001"),
@@ -265,6 +265,7 @@ fn values_out_of_range_are_refused_by_name_and_range() {
         (&[WORKER], "grpc", &["", "localhost:80", "127.0.0.1"], "127.0.0.1:8080"),
         (&[WORKER], "metrics", &["", "localhost:80", "127.0.0.1"], "127.0.0.1:8080"),
         (&[WORKER], "advertise", &["", "h", "h:0", "http://h:1"], "grpc://host:port"),
+        (&[WORKER], "advertise", &["0.0.0.0:5", "grpc://[::]:5"], "an address of this host"),
         (&[WORKER, UP], "chat-template", FILES, ""),
         (&[WORKER, UP], "profile", FILES, ""),
         (&[WORKER, UP], "cuda-library-path", &["/nonexistent", ""], ""),

@@ -40,17 +40,19 @@ async fn status(http: &HttpClient, line: &str, key: &str) -> u16 {
     http.post_with("/v1/chat/completions", &headers, body).await.status.as_u16()
 }
 
-/// What a template makes of two names that are not set.
+/// What a template makes of names that are not set, of two and of one.
 #[test]
 fn a_variable_without_a_key_opens_no_door() {
-    let mut command = std::process::Command::new(BINARY);
-    command
-        .args(["router", "--http", "127.0.0.1:0", "--worker", "grpc://127.0.0.1:1"])
-        .env("THALWEG_API_KEY", " , ");
-    let output = command.output().expect("a binary");
-    let stderr = String::from_utf8(output.stderr).expect("text");
-    assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(stderr.contains("THALWEG_API_KEY is set but holds no key"), "{stderr}");
+    for keys in [" , ", ""] {
+        let mut command = std::process::Command::new(BINARY);
+        command
+            .args(["router", "--http", "127.0.0.1:0", "--worker", "grpc://127.0.0.1:1"])
+            .env("THALWEG_API_KEY", keys);
+        let output = command.output().expect("a binary");
+        let stderr = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(2), "{keys:?}: {stderr}");
+        assert!(stderr.contains("THALWEG_API_KEY is set but holds no key"), "{stderr}");
+    }
 }
 
 #[tokio::test]

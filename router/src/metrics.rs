@@ -23,6 +23,7 @@ use self::index::IndexMetrics;
 use crate::dispatch::metrics::ResumeMetrics;
 use crate::policy::Cost;
 use crate::workers::health::HealthState;
+use crate::workers::load::LoadView;
 use crate::workers::{Worker, Workers};
 
 /// Behind `thalweg_` in the name of nearly every family.
@@ -223,6 +224,11 @@ struct WorkerMetrics {
     figures: [(Family<WorkerLabel, Figure>, FigureOf, Together); 8],
 }
 
+/// What a worker has to do and has room for; one that is gone has neither, whatever it said last.
+fn of_load(worker: &Worker, figure: fn(&LoadView) -> f64) -> f64 {
+    if worker.state() == HealthState::Gone { 0.0 } else { figure(&worker.load()) }
+}
+
 type Figure = Gauge<f64, AtomicU64>;
 type FigureOf = fn(&Workers, &Worker) -> f64;
 /// What two workers of one id come to: a worker that moves is at two addresses for a while.
@@ -243,15 +249,17 @@ impl WorkerMetrics {
         };
         let sum: Together = |a, b| a + b;
         let figures = [
-            figure("worker_running", "Sequences that decode", sum, |_, w| f64::from(w.load().running)),
+            figure("worker_running", "Sequences that decode", sum, |_, w| {
+                of_load(w, |load| f64::from(load.running))
+            }),
             figure("worker_waiting", "Sequences that wait or were booked", sum, |_, w| {
-                f64::from(w.load().waiting)
+                of_load(w, |load| f64::from(load.waiting))
             }),
             figure("worker_prefill_tokens_ahead", "Prompt tokens to compute", sum, |_, w| {
-                w.load().prefill_tokens_ahead as f64
+                of_load(w, |load| load.prefill_tokens_ahead as f64)
             }),
             figure("worker_kv_blocks_available", "KV blocks that are free or only cached", sum, |_, w| {
-                w.load().kv_blocks_available as f64
+                of_load(w, |load| load.kv_blocks_available as f64)
             }),
             figure("worker_bookings", "Requests of this router on the worker", sum, |_, w| {
                 w.open_bookings() as f64

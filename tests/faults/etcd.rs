@@ -180,7 +180,8 @@ async fn two_workers_of_one_name_are_told_so() {
     let load = Load::start(4, &[fleet.http()], "/v1/completions", |n| whole(&prompt(n, 50), 10));
     load.goes_on(20).await;
     fleet.add_worker();
-    let said = "somebody else wrote this process's key in etcd; give each worker a --worker-id of its own";
+    let said = "somebody else wrote this process's key in etcd; give each worker a --worker-id, and each router a \
+                --router-id, of its own";
     fleet.workers[0].process().logged(said);
     load.goes_on(80).await;
     let known = fleet.router_metrics(0).await.count("thalweg_router_worker_state", "state=\"ready\"");

@@ -244,7 +244,8 @@ impl Keeper {
                     let key = String::from_utf8_lossy(&self.key);
                     tracing::warn!(
                         %key,
-                        "somebody else wrote this process's key in etcd; give each worker a --worker-id of its own"
+                        "somebody else wrote this process's key in etcd; give each worker a --worker-id, and each router a \
+                         --router-id, of its own"
                     );
                 }
                 true

@@ -9,8 +9,8 @@ use hashbrown::HashMap;
 use tokio::time::Instant;
 
 /// Tokens that a tenant may send at each of its turns. What it does not use up is kept for its next one while it has
-/// requests waiting, so that a large request waits a few rounds and not for ever.
-const QUANTUM_TOKENS: u64 = 1024;
+/// requests waiting, so that a large request waits a few rounds and not for ever; less of it would be more turns for the same.
+const QUANTUM_TOKENS: u64 = 256;
 /// Waiting so long is worth one step of priority, so that nobody starves.
 const AGEING_STEP: Duration = Duration::from_secs(5);
 
@@ -144,6 +144,8 @@ struct Line<T> {
     waiting: VecDeque<Waiting<T>>,
     /// Tokens that it may send before its turn ends.
     deficit: u64,
+    /// Its turn has begun, and with it the quantum.
+    has_turn: bool,
 }
 
 impl<T> Default for Priority<T> {
@@ -158,7 +160,7 @@ impl<T> Priority<T> {
         let turns = &mut self.turns;
         let line = self.lines.entry(Arc::clone(&tenant)).or_insert_with(|| {
             turns.push_back(tenant);
-            Line { waiting: VecDeque::new(), deficit: 0 }
+            Line { waiting: VecDeque::new(), deficit: 0, has_turn: false }
         });
         line.waiting.push_back(waiting);
     }
@@ -173,11 +175,14 @@ impl<T> Priority<T> {
             let tenant = Arc::clone(self.turns.front()?);
             let line = self.lines.get_mut(&tenant)?;
             let tokens = line.waiting.front()?.tokens;
+            if !std::mem::replace(&mut line.has_turn, true) {
+                line.deficit += QUANTUM_TOKENS;
+            }
             if line.deficit >= tokens {
                 line.deficit -= tokens;
                 return self.pop_of(&tenant);
             }
-            line.deficit += QUANTUM_TOKENS;
+            line.has_turn = false;
             self.turns.rotate_left(1);
         }
     }
@@ -280,7 +285,7 @@ mod tests {
             "turns are weighed in tokens",
             &[("a", 0, 2048, 0), ("a", 0, 2048, 0), ("b", 0, 512, 0), ("b", 0, 512, 0), ("b", 0, 512, 0)],
             0,
-            &[2, 3, 0, 4, 1],
+            &[2, 3, 4, 0, 1],
         );
         check(
             "ten seconds make up for two steps of priority",
@@ -300,6 +305,29 @@ mod tests {
         let mut queue = queue(&clock, &requests);
         let position = order(&mut queue, clock.at(1)).iter().position(|n| *n == 500);
         assert!(position <= Some(1), "{position:?}");
+    }
+
+    #[test]
+    fn a_newcomer_waits_for_the_rest_of_one_turn() {
+        let clock = clock();
+        let mut queue = queue(&clock, &vec![("flood", 0, 23, 0); 80]);
+        (0..3).for_each(|_| drop(queue.pop(clock.at(1))));
+        for number in 100..108 {
+            let (since, class) = (clock.at(1), Class::New);
+            queue.push(Waiting {
+                number,
+                tenant: "calm".into(),
+                priority: 0,
+                tokens: 23,
+                since,
+                class,
+                payload: (),
+            });
+        }
+        let order = order(&mut queue, clock.at(1));
+        let places = order.iter().enumerate().filter(|(_, number)| **number >= 100).map(|(place, _)| place);
+        let turn = (QUANTUM_TOKENS / 23) as usize;
+        assert_eq!(places.collect::<Vec<_>>(), (turn - 3..turn + 5).collect::<Vec<_>>());
     }
 
     #[test]

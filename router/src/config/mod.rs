@@ -101,7 +101,7 @@ pub struct Limits {
     pub body_buffer_bytes_max: usize,
 
     /// Requests that wait in this router, beyond those that its workers have taken; above it 429. A worker takes
-    /// --max-num-seqs of its own and as many more as make a second of prefill, which are many where prompts are short. The
+    /// --max-num-seqs of its own and a quarter as many beside, as long as those make less than a second of prefill. The
     /// default is twice what one tenant may have, so that none fills the queue alone.
     /// This and the next three are limits of the whole cluster: each of n live routers enforces the n-th part
     #[arg(long, env = "THALWEG_QUEUE_REQUESTS_MAX", default_value_t = 4096)]

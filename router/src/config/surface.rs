@@ -55,9 +55,10 @@ pub const API_KEY_VARIABLE: &str = "THALWEG_API_KEY";
 impl Surface {
     /// The keys of the file and of the environment.
     pub(crate) fn keys(&self) -> Result<Keys, RouterStartError> {
-        let text = std::env::var(API_KEY_VARIABLE).unwrap_or_default();
-        let given: Vec<_> = text.split(',').map(str::trim).filter(|key| !key.is_empty()).collect();
-        if given.is_empty() && !text.is_empty() {
+        let text = std::env::var(API_KEY_VARIABLE).ok();
+        let keys = text.iter().flat_map(|text| text.split(','));
+        let given: Vec<_> = keys.map(str::trim).filter(|key| !key.is_empty()).collect();
+        if given.is_empty() && text.is_some() {
             // What a template makes of names that are not set must not open the door.
             return Err(RouterStartError::NoKey);
         }
