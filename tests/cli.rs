@@ -213,7 +213,7 @@ type Refused<'a> = (&'a [&'a [&'a str]], &'a str, &'a [&'a str], &'a str);
 fn values_out_of_range_are_refused_by_name_and_range() {
     let long = "x".repeat(300);
     let labels = ["", " ", "a\nb", "a\u{7}b", " a", &long];
-    let table: [Refused<'_>; 64] = [
+    let table: [Refused<'_>; 65] = [
         (&[ROUTER, UP], "queue-timeout", TIME, "seconds from 0.001 to 31536000"),
         (&[ROUTER], "request-timeout", TIME, "seconds from 0.001"),
         (&[ROUTER], "client-stall-timeout", TIME, "seconds from 0.001"),
@@ -272,6 +272,7 @@ fn values_out_of_range_are_refused_by_name_and_range() {
         (&[WORKER], "max-model-len", WHOLE, "from 1 to 4294967295"),
         (&[WORKER], "max-num-seqs", WHOLE, "from 1 to 4096"),
         (&[WORKER], "max-num-batched-tokens", WHOLE, "from 1 to 65536"),
+        (&[WORKER], "max-num-mixed-tokens", WHOLE, "from 1 to 65536"),
         (&[WORKER], "threads", WHOLE, "from 1 to 1024"),
         (&[WORKER], "kv-cache-memory-bytes", WHOLE, "such as 512MiB"),
         (&[WORKER], "gpu-memory-utilization", &["0", "1.5", "-1", "nan", "inf", ""], "above 0, at most 1"),

@@ -56,6 +56,11 @@ fn what_is_over_the_context_is_refused_with_the_numbers() {
     check(Endpoint::Chat, json!({"messages": [{"role": "user", "content": huge}]}), &["512", "more than"]);
     check(Endpoint::Completions, json!({"prompt": huge, "max_tokens": 9}), &["512", "more than", "9"]);
 
+    // Of several prompts the one that is too long is named.
+    let several = refused(Endpoint::Completions, json!({"prompt": [ids(5), ids(600)]}));
+    assert_eq!(several.param.as_deref(), Some("prompt[1]"), "{}", several.message);
+    assert!(several.message.contains("600") && several.message.contains("prompt[1]"), "{}", several.message);
+
     let room = |changes| tokenized(Endpoint::Completions, changes)[0].max_tokens;
     assert_eq!(room(json!({"prompt": ids(312), "max_tokens": 200})), 200);
     assert_eq!(room(json!({"prompt": ids(10)})), 16, "OpenAI's default");
