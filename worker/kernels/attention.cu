@@ -8,7 +8,6 @@
 
 constexpr int KEYS = 32, CHUNK = 256, TILES_PER_CHUNK = CHUNK / KEYS, SPLIT_ROWS = 16;
 constexpr int KV_BF16 = 0, KV_E4M3 = 1, KV_E5M2 = 2;
-constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Attention {
     const int* counts;

@@ -34,10 +34,29 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// What L2 does with data: to be dropped first, or like any other.
+__device__ __forceinline__ uint64_t evict_first() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ uint64_t evict_normal() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 // A box by its first corner; what lies outside of the array is zero.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, uint64_t& barrier, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(&map),
                  "r"(shared_address(&barrier)), "r"(x), "r"(y)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, uint64_t& barrier, int x, int y, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+                 "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "l"(policy)
                  : "memory");
 }
 
@@ -49,11 +68,9 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, uint
 
 // A box of the weights: one reading, past what is to stay in L2.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, uint64_t& barrier, int x, int y, int z, int u, int v) {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
-        "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "l"(policy)
+        "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "l"(evict_first())
         : "memory");
 }
 
@@ -88,6 +105,13 @@ __device__ __forceinline__ void copy_box_to_all(uint32_t to, const TensorMap& ma
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
         "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "h"(mask)
+        : "memory");
+}
+
+__device__ __forceinline__ void copy_box_to_all(uint32_t to, const TensorMap& map, uint64_t& barrier, int x, int y, uint16_t mask, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(to),
+        "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "h"(mask), "l"(policy)
         : "memory");
 }
 

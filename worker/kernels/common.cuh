@@ -12,6 +12,7 @@ typedef __nv_bfloat16 bf16;
 
 constexpr int BLOCK_TOKENS = 16;
 constexpr unsigned ALL_LANES = 0xffffffffu;
+constexpr float LOG2_E = 1.4426950408889634f;
 
 // Places in `counts`. Those of a KV group are followed by the other group's.
 constexpr int N_TOKENS = 0, N_LOGIT_ROWS = 1, N_SPLIT = 2, N_MERGE = 4, N_WHOLE = 6, N_SLOT_INITS = 8, N_DECODE = 9, N_SHARED = 11,
@@ -177,10 +178,24 @@ __device__ __forceinline__ float high_half(uint32_t pair) {
     return __uint_as_float(pair & 0xffff0000u);
 }
 
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float inverse_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// GELU by tanh (Hendrycks and Gimpel, arXiv 1606.08415) is x times the logistic function of x * (GELU_LINEAR + GELU_CUBIC * x * x).
+constexpr float GELU_LINEAR = 2.f * 0.7978845608028654f, GELU_CUBIC = GELU_LINEAR * 0.044715f;
+
 __device__ __forceinline__ float activate(float x, int activation) {
-    if (activation == 0) return __fdividef(x, 1.f + __expf(-x));
-    // The tanh approximation of GELU (Hendrycks and Gimpel, arXiv 1606.08415).
-    return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    const float z = activation == 0 ? x : x * fmaf(GELU_CUBIC, x * x, GELU_LINEAR);
+    return x * inverse_fast(1.f + exp2_fast(-LOG2_E * z));
 }
 
 // Rope of one pair of a head, by cosine and sine of its angle: the same bits in all kernels, whatever the compiler would contract.
@@ -202,6 +217,17 @@ __device__ __forceinline__ void store_kv(void* cache, size_t index, float x, int
     } else {
         const __nv_fp8_interpretation_t kind = dtype == 1 ? __NV_E4M3 : __NV_E5M2;
         static_cast<__nv_fp8_storage_t*>(cache)[index] = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kind);
+    }
+}
+
+// Two neighbours, of which the first has an even index.
+__device__ __forceinline__ void store_kv_pair(void* cache, size_t index, uint32_t pair, int dtype) {
+    if (dtype == 0) {
+        *reinterpret_cast<uint32_t*>(static_cast<bf16*>(cache) + index) = pair;
+    } else {
+        const __nv_fp8_interpretation_t kind = dtype == 1 ? __NV_E4M3 : __NV_E5M2;
+        const float2 values = make_float2(low_half(pair), high_half(pair));
+        *reinterpret_cast<__nv_fp8x2_storage_t*>(static_cast<__nv_fp8_storage_t*>(cache) + index) = __nv_cvt_float2_to_fp8x2(values, __NV_SATFINITE, kind);
     }
 }
 

@@ -9,7 +9,6 @@
 constexpr int WARPS = 4, THREADS = 32 * WARPS, ROWS = PARTIAL_ROWS, KEYS = BLOCK_TOKENS;
 // Parts of a row whose loads are under way at once where they meet.
 constexpr int MEET = 8;
-constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Decode {
     const int* counts;

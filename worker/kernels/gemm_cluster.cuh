@@ -33,8 +33,10 @@ __device__ __forceinline__ void sync_group() {
     asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLYING) : "memory");
 }
 
-template <int FEATURES, int SPLITS>
+// What becomes of sums is known to the compiler, and loops over K are not unrolled: a block runs most of its code once, and waits for all of it.
+template <int FEATURES, int SPLITS, int MODE>
 struct Cluster {
+    static constexpr bool IS_GATED = MODE == STORE_GATED, IS_PAIRED = IS_GATED || MODE == STORE_HEADS, ADDS = MODE == STORE_ADD, LEAVES_NORM = ADDS && SPLITS > 1;
     static constexpr int SIZE = FEATURES * SPLITS;
     // Eights whose sums a block ends with, of the last one they may be fewer; and the memory in which they meet.
     static constexpr int OWN = (EIGHTS + SPLITS - 1) / SPLITS, MET_BYTES = SPLITS > 1 ? SPLITS * OWN * EIGHT_BYTES : 0;
@@ -54,7 +56,7 @@ struct Cluster {
     // Of the cluster's blocks; of clusters; steps of K.
     const int feature, split, cluster, clusters, begin, end;
 
-    __device__ __forceinline__ int columns() const { return p.gated() ? CLUSTER_N / 2 : CLUSTER_N; }
+    __device__ __forceinline__ int columns() const { return IS_GATED ? CLUSTER_N / 2 : CLUSTER_N; }
     __device__ __forceinline__ int tiles() const { return (p.N + columns() - 1) / columns(); }
 
     // By one thread, which makes the barriers.
@@ -71,13 +73,14 @@ struct Cluster {
             const int tile = group * FEATURES + feature;
             // Pairs are eight of the first beside eight of the second, as kernels/maps.rs lays them out.
             int y = 0, u = 0, v = 0;
-            if (!p.paired()) {
+            if (!IS_PAIRED) {
                 y = tile * CLUSTER_N;
-            } else if (p.gated()) {
+            } else if (IS_GATED) {
                 u = tile * (CLUSTER_N / 16);
             } else {
                 v = tile * (CLUSTER_N / 2) / p.heads.half, u = tile * (CLUSTER_N / 2) % p.heads.half / 8;
             }
+#pragma unroll 1
             for (int step = begin; step < end; step++) {
                 barrier_wait(shared.empty[stage], phase);
                 barrier_expect(shared.full[stage], STAGE);
@@ -99,6 +102,7 @@ struct Cluster {
         const uint32_t to = ring + W_BYTES + feature * (X_BYTES / FEATURES);
         int stage = 0, phase = 1;
         for (int group = cluster; group * FEATURES < tiles(); group += clusters) {
+#pragma unroll 1
             for (int step = begin; step < end; step++) {
                 barrier_wait(shared.empty[stage], phase);
                 copy_box_to_all(to + stage * STAGE, inputs, shared.full[stage], step * CLUSTER_K, feature * ROWS, mask);
@@ -159,13 +163,7 @@ struct Cluster {
         if (place < 0) return;
         const size_t at = kv_index(place, head - h.q_heads - (is_v ? h.kv_heads : 0), h.kv_heads, 2 * h.half) + in_head + t * 2;
         void* cache = is_v ? h.v_cache : h.k_cache;
-        if (h.kv_dtype == 0) {
-            bf16* to = static_cast<bf16*>(cache) + at;
-            *reinterpret_cast<uint32_t*>(to) = lows, *reinterpret_cast<uint32_t*>(to + h.half) = highs;
-        } else {
-            store_kv(cache, at, low_half(lows), h.kv_dtype), store_kv(cache, at + 1, high_half(lows), h.kv_dtype);
-            store_kv(cache, at + h.half, low_half(highs), h.kv_dtype), store_kv(cache, at + h.half + 1, high_half(highs), h.kv_dtype);
-        }
+        store_kv_pair(cache, at, lows, h.kv_dtype), store_kv_pair(cache, at + h.half, highs, h.kv_dtype);
     }
 
     __device__ __forceinline__ void store_gated(const float (&x)[4], int tile, int eight, int m) const {
@@ -201,16 +199,20 @@ struct Cluster {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         const float2 factor = *reinterpret_cast<const float2*>(shared.factors + eight * 8 + t * 2);
         x[0] *= factor.x, x[1] *= factor.y, x[2] *= factor.x, x[3] *= factor.y;
-        if (p.mode == STORE_HEADS) return store_heads(x, tile, eight, m);
-        if (p.gated()) return store_gated(x, tile, eight, m);
-        const int n = first_column(tile);
+        if constexpr (MODE == STORE_HEADS) {
+            store_heads(x, tile, eight, m);
+        } else if constexpr (IS_GATED) {
+            store_gated(x, tile, eight, m);
+        } else {
+            const int n = first_column(tile);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int row = eight * 8 + t * 2 + i % 2;
-            if (p.mode == STORE_ADD) x[i] += before[i];
-            if (row < m && n < p.N) put(p.C, (size_t)row * p.N + n + g + i / 2 * 8, x[i], p.mode == STORE_BF16 ? STORE_BF16 : STORE_F32);
+            for (int i = 0; i < 4; i++) {
+                const int row = eight * 8 + t * 2 + i % 2;
+                if (ADDS) x[i] += before[i];
+                if (row < m && n < p.N) put(p.C, (size_t)row * p.N + n + g + i / 2 * 8, x[i], MODE == STORE_BF16 ? STORE_BF16 : STORE_F32);
+            }
+            if (LEAVES_NORM && behind.weight) store_behind(x, tile, eight, own, m);
         }
-        if (SPLITS > 1 && behind.weight) store_behind(x, tile, eight, own, m);
     }
 
     // Blocks with other parts of K give one another the sums of their eights.
@@ -244,7 +246,7 @@ struct Cluster {
             }
             store(x, before[own], tile, split * OWN + own, own, m);
         }
-        if (!behind.weight) return;
+        if (!LEAVES_NORM || !behind.weight) return;
         sync_group();
         const int row = split * OWN * 8 + threadIdx.x;
         if (threadIdx.x < OWN * 8 && row < m && tile < tiles()) {
@@ -263,7 +265,7 @@ struct Cluster {
         make_factors(m);
         // What sums are added to is on its way while they are made.
         float before[OWN][4] = {};
-        if (SPLITS > 1 && p.mode == STORE_ADD) {
+        if (SPLITS > 1 && ADDS) {
 #pragma unroll
             for (int own = 0; own < OWN; own++) load_before(before[own], cluster * FEATURES + feature, split * OWN + own, m);
         }
@@ -278,6 +280,7 @@ struct Cluster {
         for (int group = cluster; group * FEATURES < tiles(); group += clusters) {
             const int tile = group * FEATURES + feature;
             float c[EIGHTS * 4];
+#pragma unroll 1
             for (int step = begin; step < end; step++) {
                 barrier_wait(shared.full[stage], phase);
                 const uint32_t w = ring + stage * STAGE + half * (W_BYTES / 2), x = ring + stage * STAGE + W_BYTES;
@@ -301,7 +304,7 @@ struct Cluster {
 #pragma unroll
                 for (int eight = 0; eight < EIGHTS; eight++) {
                     float x[4] = {c[eight * 4], c[eight * 4 + 1], c[eight * 4 + 2], c[eight * 4 + 3]};
-                    if (p.mode == STORE_ADD) load_before(before[0], tile, eight, m);
+                    if (ADDS) load_before(before[0], tile, eight, m);
                     store(x, before[0], tile, eight, 0, m);
                 }
             }
@@ -309,10 +312,10 @@ struct Cluster {
     }
 };
 
-template <int FEATURES, int SPLITS>
+template <int FEATURES, int SPLITS, int MODE>
 __device__ __forceinline__ void by_clusters(const TensorMap& weights, const TensorMap& inputs, const Product& p, const Factors& scale,
                                             const Behind& behind, int m_cap, const int* m_ptr) {
-    using Of = Cluster<FEATURES, SPLITS>;
+    using Of = Cluster<FEATURES, SPLITS, MODE>;
     extern __shared__ __align__(1024) char memory[];
     __shared__ typename Of::Shared shared;
     const int rank = cluster_rank(), split = rank / FEATURES, steps = (p.K + CLUSTER_K - 1) / CLUSTER_K;
@@ -337,11 +340,11 @@ __device__ __forceinline__ void by_clusters(const TensorMap& weights, const Tens
 }
 
 // kernels/cluster.rs says the same.
-static_assert(Cluster<4, 1>::SHARED_BYTES == 196608 && Cluster<2, 2>::SHARED_BYTES == 229376 && Cluster<2, 3>::SHARED_BYTES == 208896);
+static_assert(Cluster<4, 1, 0>::SHARED_BYTES == 196608 && Cluster<2, 2, 0>::SHARED_BYTES == 229376 && Cluster<2, 3, 0>::SHARED_BYTES == 208896);
 
 #else
 
-template <int FEATURES, int SPLITS>
+template <int FEATURES, int SPLITS, int MODE>
 __device__ __forceinline__ void by_clusters(const TensorMap&, const TensorMap&, const Product&, const Factors&, const Behind&, int, const int*) {}
 
 #endif

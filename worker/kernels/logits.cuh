@@ -7,7 +7,7 @@
 #include "common.cuh"
 
 constexpr int THREADS = 512, WARPS = THREADS / 32;
-constexpr float ONE = 1099511627776.f /* 2^40 */, LOG2_E = 1.4426950408889634f;
+constexpr float ONE = 1099511627776.f /* 2^40 */;
 constexpr unsigned IN_PROMPT = 0x80000000u;
 
 typedef unsigned long long u64;

@@ -11,7 +11,6 @@ constexpr int THREADS = 384;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-constexpr float LOG2_E = 1.4426950408889634f;
 
 // One of the warp groups that multiply. Scores of a tile are worked out and softened while weights of the tile before meet their
 // values, also where the one begins an item and the other ends one.
@@ -245,12 +244,6 @@ struct Consumer {
             }
             sum[half] = sum[half] * keep[half] + total;
         }
-    }
-
-    __device__ __forceinline__ static float exp2_fast(float x) {
-        float y;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-        return y;
     }
 
     __device__ __forceinline__ void round_weights() {

@@ -6,7 +6,7 @@ use thalweg_worker::backend::cuda::kernels::{
     Behind, CLUSTER_ROWS, CLUSTER_ROWS_MIN, CLUSTER_TILE, Factors, Gemm, QkvArgs, Store,
 };
 
-use crate::support::{Array, Bench, close, halves, numbers, stored, wide};
+use crate::support::{Array, Bench, close, gated, halves, numbers, stored, sums, wide};
 
 const EPSILON: f32 = 1e-5;
 const ROWS: [usize; 6] = [13, 17, 33, 48, 63, 64];
@@ -18,15 +18,6 @@ fn poisoned_rows(bench: &Bench, m: usize, k: usize, seed: u64) -> Array {
     bench.put(&rows)
 }
 
-/// Sums in f64, `[m][n]`, of what `halves` gives for these seeds.
-fn sums((m, n, k): (usize, usize, usize), (inputs, weights): (u64, u64)) -> Vec<f64> {
-    let [inputs, weights] = [halves(m * k, inputs), halves(n * k, weights)]
-        .map(|values| values.into_iter().map(wide).collect::<Vec<f64>>());
-    let dot = |(row, column): (&[f64], &[f64])| row.iter().zip(column).map(|(a, b)| a * b).sum::<f64>();
-    let rows = inputs.chunks(k);
-    rows.flat_map(|row| weights.chunks(k).map(move |column| (row, column))).map(dot).collect()
-}
-
 /// Sums of squares in parts, and the factor of each row that they come to.
 fn factors(m: usize, parts: usize, width: usize) -> (Vec<f32>, Vec<f64>) {
     let mut squares: Vec<f32> = numbers(m * parts, 9).iter().map(|x| x.abs() * 50.0).collect();
@@ -35,14 +26,6 @@ fn factors(m: usize, parts: usize, width: usize) -> (Vec<f32>, Vec<f64>) {
     let factors = squares.chunks(parts).map(factor).collect();
     squares.resize(CLUSTER_ROWS * parts, f32::NAN);
     (squares, factors)
-}
-
-fn gated(activation: i32, gate: f64, up: f64) -> f64 {
-    let x = gate;
-    match activation {
-        0 => x / (1.0 + (-x).exp()) * up,
-        _ => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044715 * x * x * x)).tanh()) * up,
-    }
 }
 
 #[test]

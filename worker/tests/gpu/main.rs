@@ -17,6 +17,7 @@ mod faults;
 mod few;
 mod gemm;
 mod golden;
+mod large;
 mod layers;
 mod lora;
 mod memory;

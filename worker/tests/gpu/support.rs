@@ -127,6 +127,24 @@ pub(crate) fn wide(bits: u16) -> f64 {
     f64::from(bf16::from_bits(bits).to_f32())
 }
 
+/// Sums in f64, `[m][n]`, of what `halves` gives for these seeds.
+pub(crate) fn sums((m, n, k): (usize, usize, usize), (inputs, weights): (u64, u64)) -> Vec<f64> {
+    let [inputs, weights] = [halves(m * k, inputs), halves(n * k, weights)]
+        .map(|values| values.into_iter().map(wide).collect::<Vec<f64>>());
+    let dot = |(row, column): (&[f64], &[f64])| row.iter().zip(column).map(|(a, b)| a * b).sum::<f64>();
+    let rows = inputs.chunks(k);
+    rows.flat_map(|row| weights.chunks(k).map(move |column| (row, column))).map(dot).collect()
+}
+
+/// A gate of that number times its factor.
+pub(crate) fn gated(activation: i32, gate: f64, up: f64) -> f64 {
+    let x = gate;
+    match activation {
+        0 => x / (1.0 + (-x).exp()) * up,
+        _ => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044715 * x * x * x)).tanh()) * up,
+    }
+}
+
 /// Fails with the first value that is farther from what it should be than `tolerance` of it.
 pub(crate) fn close(what: &str, got: &[f64], expected: &[f64], tolerance: impl Fn(usize) -> f64) {
     assert_eq!(got.len(), expected.len(), "{what}");

@@ -7,13 +7,15 @@ use cudarc::cublaslt::sys as lt;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
-use super::context::{Event, Gpu, Stream};
+use super::context::{Gpu, Stream};
 use super::driver::load_cublas_lt;
 use super::error::{CudaError, check_blas};
+use super::graphs::sets_memory;
 use super::kernels::{Gemm, Store};
 use super::memory::{Address, DeviceMemory};
 pub use super::plan::WORKSPACE_BYTES;
 use super::plan::{Algorithm, Plan, Shape};
+use super::timing::{time, time_in_turn};
 
 /// Algorithms of one shape that are timed.
 const CANDIDATES: usize = 16;
@@ -30,10 +32,8 @@ const NEIGHBOURS: [(usize, usize); 3] = [(1, 2), (7, 4), (2, 1)];
 /// Algorithms that come to the final, and how much slower than the fastest they may have been.
 const FINALISTS: usize = 8;
 const FINAL_MARGIN: f64 = 0.1;
-/// Rounds of the final, of which the median counts; seconds of a turn, and products at least: the card's clock follows its power within that.
-const ROUNDS: usize = 3;
-const TURN_SECONDS: f64 = 4e-3;
-const TURN_PRODUCTS: usize = 4;
+/// What an algorithm that fills counters first must gain to be worth what the host takes longer to launch its step.
+const FILL_COST: f64 = 0.02;
 
 /// The library's handle, its workspace and the plans.
 #[derive(Debug)]
@@ -116,16 +116,21 @@ impl Blas {
             timed.push((algorithm, seconds));
         }
         let finalists = finalists(timed);
-        let mut rounds = vec![Vec::new(); finalists.len()];
-        for _ in 0..if finalists.len() > 1 { ROUNDS } else { 0 } {
-            for ((algorithm, seconds), of_rounds) in finalists.iter().zip(&mut rounds) {
-                plan.algorithm.data = *algorithm;
-                let products = ((TURN_SECONDS / seconds).ceil() as usize).max(TURN_PRODUCTS);
-                // SAFETY: the caller's promise.
-                of_rounds.push(unsafe { self.time(&plan, stream, gemm, (&mut turn, products)) }?);
-            }
+        let mut seconds = time_in_turn(&finalists, |algorithm, products| {
+            plan.algorithm.data = algorithm;
+            // SAFETY: the caller's promise.
+            unsafe { self.time(&plan, stream, gemm, (&mut turn, products)) }
+        })?;
+        let one = Gemm { weights: turn.next().copied().unwrap_or(gemm.weights), ..*gemm };
+        for ((algorithm, _), seconds) in finalists.iter().zip(&mut seconds) {
+            plan.algorithm.data = *algorithm;
+            // SAFETY: the caller's promise.
+            let fills = sets_memory(stream, || unsafe {
+                enqueue(self.handle, &self.workspace, &plan, stream, &one)
+            })?;
+            *seconds *= if fills { 1.0 + FILL_COST } else { 1.0 };
         }
-        let found = winner(&finalists, rounds);
+        let found = winner(&finalists, &seconds);
         if let Some(algorithm) = found {
             plan.algorithm.data = algorithm;
         }
@@ -182,16 +187,11 @@ impl Blas {
         gemm: &Gemm,
         (weights, products): (&mut impl Iterator<Item = &'a Address>, usize),
     ) -> Result<f64, CudaError> {
-        let (begin, end) = (Event::new(&self.gpu)?, Event::new(&self.gpu)?);
-        begin.record(stream)?;
-        for _ in 0..products {
+        time(stream, products, || {
             let gemm = Gemm { weights: weights.next().copied().unwrap_or(gemm.weights), ..*gemm };
             // SAFETY: the caller's promise.
-            unsafe { enqueue(self.handle, &self.workspace, plan, stream, &gemm) }?;
-        }
-        end.record(stream)?;
-        stream.synchronize()?;
-        Ok(end.seconds_since(&begin)? / products as f64)
+            unsafe { enqueue(self.handle, &self.workspace, plan, stream, &gemm) }
+        })
     }
 }
 
@@ -205,14 +205,12 @@ fn finalists(mut timed: Vec<(Algorithm, f64)>) -> Vec<(Algorithm, f64)> {
     timed
 }
 
-/// The one with the least median, the first of those that are as good.
-fn winner(finalists: &[(Algorithm, f64)], mut rounds: Vec<Vec<f64>>) -> Option<Algorithm> {
+/// The one that took the least, the first of those that are as good.
+fn winner(finalists: &[(Algorithm, f64)], seconds: &[f64]) -> Option<Algorithm> {
     let mut best: Option<(Algorithm, f64)> = None;
-    for ((algorithm, alone), of_rounds) in finalists.iter().zip(&mut rounds) {
-        of_rounds.sort_by(f64::total_cmp);
-        let seconds = of_rounds.get(of_rounds.len() / 2).copied().unwrap_or(*alone);
-        if best.is_none_or(|(_, least)| seconds < least * (1.0 - GAIN_MIN)) {
-            best = Some((*algorithm, seconds));
+    for ((algorithm, _), seconds) in finalists.iter().zip(seconds) {
+        if best.is_none_or(|(_, least)| *seconds < least * (1.0 - GAIN_MIN)) {
+            best = Some((*algorithm, *seconds));
         }
     }
     best.map(|(algorithm, _)| algorithm)
@@ -288,15 +286,13 @@ mod tests {
             std::array::from_fn::<_, FINALISTS, _>(|i| (FINALISTS + 1 - i) as u64)
         );
         assert_eq!(names(&finalists(Vec::new())), [0; 0]);
-        let check = |rounds: &[&[f64]], expected: Option<u64>| {
-            let finalists = timed(&vec![1.0; rounds.len()]);
-            let found = winner(&finalists, rounds.iter().map(|round| round.to_vec()).collect());
-            assert_eq!(found.map(|algorithm| algorithm[0]), expected, "{rounds:?}");
+        let check = |seconds: &[f64], expected: Option<u64>| {
+            let found = winner(&timed(&vec![1.0; seconds.len()]), seconds);
+            assert_eq!(found.map(|algorithm| algorithm[0]), expected, "{seconds:?}");
         };
-        check(&[&[1.0, 9.0, 1.2], &[1.1, 1.1, 0.2]], Some(1));
-        // Less than a hundredth is noise; without rounds the first it is.
-        check(&[&[1.0], &[0.995], &[0.993]], Some(0));
-        check(&[&[]], Some(0));
+        check(&[1.2, 1.1], Some(1));
+        // Less than a hundredth is noise.
+        check(&[1.0, 0.995, 0.993], Some(0));
         check(&[], None);
     }
 }

@@ -1,6 +1,6 @@
 //! A GPU as a [`Backend`]: each operation enqueues its kernels; up to two steps are on their way at once.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use thalweg_model::config::LayerKind;
@@ -36,6 +36,8 @@ pub struct CudaBackend {
     pub(super) stream: Arc<Stream>,
     pub(super) kernels: Kernels,
     pub(super) blas: Option<Blas>,
+    /// Padded numbers of rows whose gates the library and the activation behind it do sooner than `gemm_large`.
+    pub(super) gates_apart: BTreeSet<usize>,
     pub(super) staging: Staging,
     pub(super) masks: Masks,
     pub(super) buffers: Buffers,
@@ -110,6 +112,7 @@ impl CudaBackend {
             in_flight: VecDeque::new(),
             kernels,
             blas,
+            gates_apart: BTreeSet::new(),
             staging: Staging::new(&gpu, &shape, &config, partials)?,
             masks: Masks::new(&gpu, shape.vocab_size, config.max_slots)?,
             buffers: Buffers::new(&stream, &shape, &config)?,

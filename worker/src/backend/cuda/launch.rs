@@ -139,18 +139,12 @@ impl Launcher<'_> {
         for (pointer, argument) in pointers.iter_mut().zip(values.chain(maps)) {
             *pointer = argument;
         }
-        let (mut attributes, count) = self.attributes(grid.cluster);
+        let (mut attributes, count) = attributes(self.overlapped, grid.cluster);
         let config = sys::CUlaunchConfig {
-            gridDimX: grid.blocks.0 as u32,
-            gridDimY: grid.blocks.1 as u32,
-            gridDimZ: 1,
-            blockDimX: grid.threads as u32,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: grid.shared_bytes as u32,
             hStream: self.stream.raw(),
             attrs: attributes.as_mut_ptr(),
             numAttrs: count,
+            ..config(grid)
         };
         // SAFETY: the configuration and the arguments live during the call, which copies them; the caller vouches for the rest.
         let result = unsafe {
@@ -167,24 +161,52 @@ impl Launcher<'_> {
             format!("launch of {name}, {blocks:?} blocks of {threads:?} threads, {shared_bytes} bytes shared")
         })
     }
+}
 
-    /// What a launch is asked to be, and how many of them hold.
-    fn attributes(&self, cluster: usize) -> ([sys::CUlaunchAttribute; 2], u32) {
-        use sys::CUlaunchAttributeID as Id;
-        // SAFETY: C structs of numbers, for which zero is a value.
-        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
-        let mut count = 0;
-        if self.overlapped {
-            attributes[count].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-            attributes[count].value.programmaticStreamSerializationAllowed = 1;
-            count += 1;
-        }
-        if cluster > 1 {
-            attributes[count].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-            attributes[count].value.clusterDim =
-                sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster as u32, y: 1, z: 1 };
-            count += 1;
-        }
-        (attributes, count as u32)
+/// Clusters of this grid that the card runs at once: parts of it may have too few multiprocessors left for one more.
+pub(super) fn resident_clusters(kernel: Kernel, grid: Grid) -> Result<usize, CudaError> {
+    let (mut attributes, count) = attributes(false, grid.cluster);
+    let config = sys::CUlaunchConfig { attrs: attributes.as_mut_ptr(), numAttrs: count, ..config(grid) };
+    let mut clusters = 0;
+    // SAFETY: the configuration lives during the call, which writes one number.
+    let result =
+        unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, kernel.function, &raw const config) };
+    check(result, || format!("cuOccupancyMaxActiveClusters of {}", kernel.name))?;
+    Ok(clusters.max(1) as usize)
+}
+
+/// A launch on the default stream, with no attributes.
+fn config(grid: Grid) -> sys::CUlaunchConfig {
+    sys::CUlaunchConfig {
+        gridDimX: grid.blocks.0 as u32,
+        gridDimY: grid.blocks.1 as u32,
+        gridDimZ: 1,
+        blockDimX: grid.threads as u32,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: grid.shared_bytes as u32,
+        hStream: std::ptr::null_mut(),
+        attrs: std::ptr::null_mut(),
+        numAttrs: 0,
     }
+}
+
+/// What a launch is asked to be, and how many of them hold.
+fn attributes(overlapped: bool, cluster: usize) -> ([sys::CUlaunchAttribute; 2], u32) {
+    use sys::CUlaunchAttributeID as Id;
+    // SAFETY: C structs of numbers, for which zero is a value.
+    let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+    let mut count = 0;
+    if overlapped {
+        attributes[count].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attributes[count].value.programmaticStreamSerializationAllowed = 1;
+        count += 1;
+    }
+    if cluster > 1 {
+        attributes[count].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attributes[count].value.clusterDim =
+            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster as u32, y: 1, z: 1 };
+        count += 1;
+    }
+    (attributes, count as u32)
 }

@@ -18,6 +18,7 @@ mod device;
 mod driver;
 mod error;
 mod fault;
+mod gates;
 mod graphs;
 mod items;
 mod kv;
@@ -39,6 +40,7 @@ mod staging;
 mod step;
 #[cfg(test)]
 mod testing;
+mod timing;
 mod transfer;
 mod upload;
 mod weights;

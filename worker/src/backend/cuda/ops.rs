@@ -132,6 +132,9 @@ impl CudaBackend {
             let store = Store::Gated(activation);
             return self.project(weights.gate_up, normed, activated, (mlp, hidden), store);
         }
+        if self.gates_at_once() {
+            return self.gates_of_step(weights.gate_up);
+        }
         self.project(weights.gate_up, normed, gate_up, (2 * mlp, hidden), Store::Bf16)?;
         self.adapt((layer, Product::GateUp), normed, gate_up, Store::Bf16)?;
         let addresses = [self.tokens_at(), gate_up, activated];

@@ -10,9 +10,12 @@ use super::kernels::Store;
 use super::plan::{Algorithm, Shape};
 
 /// First words of a file; the number goes up when its lines change, or how they are found.
-const MAGIC: &str = "thalweg cublasLt plans 2";
+const MAGIC: &str = "thalweg cublasLt plans 3";
 /// More is no file of ours.
 const BYTES_MAX: u64 = 1 << 20;
+
+/// What products do with their sums.
+const STORES: [Store; 5] = [Store::Bf16, Store::F32, Store::AddF32, Store::Gated(0), Store::Gated(1)];
 
 /// What algorithms are good for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +100,7 @@ fn parse(text: &str, machine: &Machine) -> Result<Algorithms, String> {
 fn parse_line(line: &str) -> Option<(Shape, Algorithm)> {
     let words: Vec<&str> = line.split(' ').collect();
     let [m, n, k, store, rest @ ..] = words.as_slice() else { return None };
-    let store = [Store::Bf16, Store::F32, Store::AddF32].into_iter().find(|known| name(*known) == *store)?;
+    let store = STORES.into_iter().find(|known| name(*known) == *store)?;
     let shape = Shape { m: m.parse().ok()?, n: n.parse().ok()?, k: k.parse().ok()?, store };
     let numbers: Option<Vec<u64>> = rest.iter().map(|word| u64::from_str_radix(word, 16).ok()).collect();
     Some((shape, numbers?.try_into().ok()?))
@@ -108,7 +111,8 @@ fn name(store: Store) -> &'static str {
         Store::Bf16 => "bf16",
         Store::F32 => "f32",
         Store::AddF32 => "add",
-        Store::Gated(_) => "gated",
+        Store::Gated(0) => "silu",
+        Store::Gated(_) => "gelu",
     }
 }
 
@@ -122,7 +126,9 @@ mod tests {
 
     fn algorithms() -> Algorithms {
         let shape = |m, store| Shape { m, n: 6144, k: 4096, store };
-        [(shape(64, Store::Bf16), [1, 2, 3, 4, 5, 6, 7, u64::MAX]), (shape(32, Store::AddF32), [9; 8])].into()
+        let of_products = [(Store::Bf16, [1, 2, 3, 4, 5, 6, 7, u64::MAX]), (Store::AddF32, [9; 8])];
+        let of_gates = [(Store::Gated(0), [0; 8]), (Store::Gated(1), [1; 8])];
+        of_products.into_iter().chain(of_gates).map(|(store, words)| (shape(64, store), words)).collect()
     }
 
     #[test]
@@ -148,10 +154,10 @@ mod tests {
         };
         check(whole.clone(), &Machine { driver: 13_010, ..machine() }, "another GPU");
         check(String::new(), &machine(), "another GPU");
-        check(whole.replace("plans 2", "plans 1"), &machine(), "another GPU");
+        check(whole.replace("plans 3", "plans 2"), &machine(), "another GPU");
         check(whole.replace("add", "plus"), &machine(), "no shape in");
         check(whole.replace(" 0000000000000001", ""), &machine(), "no shape in");
-        check(whole.replace("end 2", "end 3"), &machine(), "lines are missing");
+        check(whole.replace("end 4", "end 3"), &machine(), "lines are missing");
         for cut in 0..whole.len() - 6 {
             assert!(parse(&whole[..cut], &machine()).is_err(), "cut at {cut}");
         }

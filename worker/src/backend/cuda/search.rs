@@ -61,6 +61,8 @@ impl CudaBackend {
             }
             searched += 1;
         }
+        let (kept, found) = self.find_gates(&mut blas, &self.searched_rows(), &mut known)?;
+        (cached, searched) = (cached + kept, searched + found);
         self.blas = Some(blas);
         self.stream.synchronize()?;
         if let Some(path) = path.filter(|_| searched > 0)

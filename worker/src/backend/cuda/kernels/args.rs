@@ -73,7 +73,7 @@ pub enum Store {
     /// Added to what is there, in f32.
     AddF32,
     /// Weights are `n` rows of gates, then `n` of factors; the activation of that number over a gate, times its factor, in bf16.
-    /// Products of few rows alone have it.
+    /// The library does not have it.
     Gated(i32),
 }
 

@@ -1,10 +1,8 @@
 //! Products of few rows, though too many for `gemm_small` at its best, on Hopper: blocks of a cluster share rows, and divide sums over K.
 
-use cudarc::driver::sys;
-
 use super::super::context::Gpu;
-use super::super::error::{CudaError, check};
-use super::super::launch::{Args, Grid, Kernel, Launcher};
+use super::super::error::CudaError;
+use super::super::launch::{Args, Grid, Kernel, Launcher, resident_clusters};
 use super::super::memory::Address;
 use super::load::kv_dtype;
 use super::maps::{self, Weights};
@@ -41,13 +39,19 @@ impl Division {
     const fn blocks(self) -> usize {
         self.features * self.splits
     }
+
+    fn grid(self, clusters: usize) -> Grid {
+        let blocks = self.blocks();
+        Grid::of(clusters * blocks, THREADS).with_shared(self.shared_bytes).with_cluster(blocks)
+    }
 }
 
 /// Kernels of a division, and how many of its clusters the card runs at once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clustered {
     division: Division,
-    gemm: Kernel,
+    /// By what becomes of the sums.
+    gemm: [Kernel; 4],
     qkv: Kernel,
     resident: usize,
 }
@@ -89,24 +93,31 @@ impl Clustered {
         }
         let load = |division: Division| {
             let Division { features, splits, shared_bytes } = division;
-            let of = |name: &str| find(format!("{name}_{features}_{splits}"), shared_bytes);
-            let gemm = of("gemm_cluster")?;
+            let of = |name: &str| find(format!("gemm_cluster_{name}_{features}_{splits}"), shared_bytes);
+            let qkv = of("qkv")?;
             Ok::<_, CudaError>(Self {
                 division,
-                gemm,
-                qkv: of("gemm_cluster_qkv")?,
-                resident: resident_clusters(gemm, division)?,
+                gemm: [of("bf16")?, of("f32")?, of("add")?, of("gated")?],
+                qkv,
+                resident: resident_clusters(qkv, division.grid(1))?,
             })
         };
         let [a, b, c] = DIVISIONS;
         Ok(Some([load(a)?, load(b)?, load(c)?]))
     }
 
+    fn gemm(&self, store: Store) -> Kernel {
+        let [bf16, f32, add, gated] = self.gemm;
+        match store {
+            Store::Bf16 => bf16,
+            Store::F32 => f32,
+            Store::AddF32 => add,
+            Store::Gated(_) => gated,
+        }
+    }
+
     fn grid(&self, tiles: usize) -> Grid {
-        let clusters = tiles.div_ceil(self.division.features).min(self.resident);
-        let Division { shared_bytes, .. } = self.division;
-        let blocks = self.division.blocks();
-        Grid::of(clusters * blocks, THREADS).with_shared(shared_bytes).with_cluster(blocks)
+        self.division.grid(tiles.div_ceil(self.division.features).min(self.resident))
     }
 }
 
@@ -150,7 +161,7 @@ impl Kernels {
         let args = behind.into_iter().fold(args, Args::address);
         let maps = maps::gemm_maps(&gemm, layout, CLUSTER_ROWS / of.division.features)?;
         // SAFETY: the caller's promise.
-        unsafe { to.launch_with_maps(of.gemm, of.grid(tiles(gemm.n, gemm.store)), args, &maps) }
+        unsafe { to.launch_with_maps(of.gemm(gemm.store), of.grid(tiles(gemm.n, gemm.store)), args, &maps) }
     }
 
     /// Queries, keys and values as `qkv_finish` leaves them, heads having no norms of their own.
@@ -190,26 +201,6 @@ fn with_factors(args: Args, factors: Option<Factors>) -> Args {
     let Factors { squares, parts, epsilon } =
         factors.unwrap_or(Factors { squares: 0, parts: 0, epsilon: 0.0 });
     args.address(squares).int(parts).f32(epsilon)
-}
-
-/// Clusters that the card runs at once: parts of it may have too few multiprocessors left for one more.
-fn resident_clusters(kernel: Kernel, division: Division) -> Result<usize, CudaError> {
-    // SAFETY: C structs of numbers, for which zero is a value.
-    let (mut attribute, mut config): (sys::CUlaunchAttribute, sys::CUlaunchConfig) =
-        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    attribute.value.clusterDim =
-        sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: division.blocks() as u32, y: 1, z: 1 };
-    (config.gridDimX, config.gridDimY, config.gridDimZ) = (division.blocks() as u32, 1, 1);
-    (config.blockDimX, config.blockDimY, config.blockDimZ) = (THREADS as u32, 1, 1);
-    config.sharedMemBytes = division.shared_bytes as u32;
-    (config.attrs, config.numAttrs) = (&raw mut attribute, 1);
-    let mut clusters = 0;
-    // SAFETY: the configuration lives during the call, which writes one number.
-    let result =
-        unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, kernel.function, &raw const config) };
-    check(result, || format!("cuOccupancyMaxActiveClusters of {}", kernel.name))?;
-    Ok(clusters.max(1) as usize)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::super::context::Gpu;
 use super::super::error::{CudaError, check};
 use super::super::launch::Kernel;
 use super::cluster::Clustered;
+use super::large::Large;
 use super::products::Normed;
 use super::{Kernels, NORMED_INPUTS_MAX, Shared};
 use crate::backend::cpu::KvDtype;
@@ -59,6 +60,7 @@ impl Kernels {
             })
             .transpose()?;
         let clustered = Clustered::load(gpu, |name, shared_bytes| find(&modules, name, shared_bytes))?;
+        let large = Large::load(gpu, |name, shared_bytes| find(&modules, name, shared_bytes))?;
         let find = |name: &str| find(&modules, name.into(), 0);
         Ok(Self {
             gpu: gpu.clone(),
@@ -73,6 +75,7 @@ impl Kernels {
             gemm_qkv: [of_small("gemm_qkv_8")?, of_small("gemm_qkv_16")?],
             normed,
             clustered,
+            large,
             narrow: find("narrow")?,
             pool_scales: find("pool_scales")?,
             pool_rows: find("pool_rows")?,

@@ -6,6 +6,7 @@ use sys::CUtensorMapL2promotion as Promotion;
 use super::super::error::{CudaError, check};
 use super::super::memory::Address;
 use super::cluster::CLUSTER_TILE;
+use super::large::TILE_GATES;
 use super::{AttentionArgs, Gemm, PREFILL_ROWS};
 use crate::backend::cpu::BLOCK_TOKENS;
 
@@ -81,6 +82,16 @@ pub(super) fn gemm_maps(
         encode(gemm.weights, &[k, a, b, c, d], &strides, &[COLUMNS, e, f, g, h], promotion)?,
         encode(gemm.inputs, &[k, gemm.m as u64], &[row_bytes], &[COLUMNS, rows as u32], promotion)?,
     ])
+}
+
+/// Gates and the factors behind them by halves of a tile, and inputs by so many rows.
+pub(super) fn large_maps(gemm: &Gemm, rows: usize) -> Result<[sys::CUtensorMap; 2], CudaError> {
+    let (k, row_bytes) = (gemm.k as u64, (gemm.k * 2) as u64);
+    let promotion = Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+    let by_rows = |at: Address, count: usize, rows: usize| {
+        encode(at, &[k, count as u64], &[row_bytes], &[COLUMNS, rows as u32], promotion)
+    };
+    Ok([by_rows(gemm.weights, 2 * gemm.n, TILE_GATES)?, by_rows(gemm.inputs, gemm.m, rows)?])
 }
 
 /// An array of bf16 by its sizes, the innermost first, and the bytes from one index of each further dimension to the next.

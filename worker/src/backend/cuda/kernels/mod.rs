@@ -11,6 +11,7 @@ use super::memory::Address;
 pub use args::{AttentionArgs, AttentionBlocks, Gemm, QkvArgs, SampleArgs, SlotsArgs, Store};
 use cluster::Clustered;
 pub use cluster::{Behind, CLUSTER_ROWS, CLUSTER_ROWS_MIN, CLUSTER_TILE, Factors};
+use large::Large;
 pub use load::whole_tile_rows;
 use load::{head_shape, kv_dtype};
 pub use lora::LoraArgs;
@@ -19,6 +20,7 @@ use products::Normed;
 
 mod args;
 mod cluster;
+mod large;
 mod load;
 mod lora;
 mod maps;
@@ -65,6 +67,7 @@ pub struct Kernels {
     gemm_qkv: [Kernel; 2],
     normed: Option<Normed>,
     clustered: Option<[Clustered; 3]>,
+    large: Option<Large>,
     narrow: Kernel,
     pool_scales: Kernel,
     pool_rows: Kernel,
