@@ -50,7 +50,7 @@ impl Follower {
 }
 
 #[test]
-fn a_gap_keeps_what_is_known_until_a_snapshot_that_covers_it() {
+fn a_gap_keeps_what_is_known_until_a_snapshot_that_reaches_into_it() {
     // cache-index-02.
     let f = Follower::new();
     assert_eq!(f.stored(at(1, 0, 1), &[1, 2, 3]), Applied::InOrder);
@@ -60,8 +60,17 @@ fn a_gap_keeps_what_is_known_until_a_snapshot_that_covers_it() {
     assert_eq!(f.stored(at(1, 0, 6), &[5]), Applied::InOrder, "the tail goes on");
     assert_eq!(f.matched(1, &[1, 2, 3, 4, 5]), 5, "what was known is a hint");
     assert_eq!(f.stored(at(1, 0, 4), &[9]), Applied::Stale, "too late: its place is uncertain");
-    assert_eq!(f.install(at(1, 0, 3), &[1]), Err(NotInstalled::TooOld), "batch 4 is still missing");
-    assert_eq!(f.install(at(1, 0, 4), &[1, 2]), Ok(()), "it has all that was missing");
+    assert_eq!(f.install(at(1, 0, 1), &[1]), Err(NotInstalled::TooOld), "it has nothing of what is missing");
+    assert_eq!(
+        f.install(at(1, 0, 3), &[1, 2, 4]),
+        Ok(()),
+        "the stream, read again from there, may have the rest"
+    );
+    assert!(!f.is_behind());
+    assert_eq!(f.stored(at(1, 0, 5), &[3]), Applied::Gap { missing: 1 }, "it does not");
+    assert_eq!(f.stored(at(1, 0, 9), &[5]), Applied::Gap { missing: 3 });
+    assert_eq!(f.install(at(1, 0, 3), &[1]), Err(NotInstalled::TooOld), "each is of use once");
+    assert_eq!(f.install(at(1, 0, 4), &[1, 2]), Ok(()), "it has all that the stream had not");
     assert!(!f.is_behind());
     assert_eq!(f.matched(1, &[1, 2, 3]), 2, "3 was removed meanwhile");
     assert_eq!(f.stored(at(1, 0, 5), &[3]), Applied::InOrder, "the tail is read again from there");
@@ -77,7 +86,7 @@ fn a_new_generation_needs_its_snapshot_and_a_new_epoch_none() {
     f.stored(at(1, 0, 1), &[1]);
     assert_eq!(f.stored(at(1, 1, 1), &[2]), Applied::Gap { missing: 1 });
     assert_eq!(f.stored(at(1, 0, 2), &[3]), Applied::Stale, "of the generation that was given up");
-    assert_eq!(f.install(at(1, 0, 8), &[]), Err(NotInstalled::TooOld));
+    assert_eq!(f.install(at(1, 0, 1), &[]), Err(NotInstalled::TooOld));
     assert_eq!(f.install(at(1, 1, 0), &[7]), Ok(()));
     assert_eq!(f.stored(at(2, 0, 1), &[8]), Applied::InOrder);
     assert_eq!(f.install(at(1, 5, 5), &[9]), Err(NotInstalled::OtherLife));
@@ -157,6 +166,9 @@ fn only_workers_that_nobody_enrolled_are_forgotten_for_their_silence() {
     let member = WorkerId::new("member");
     f.replica.enroll(&member, WorkerEpoch(1)).unwrap();
     assert_eq!(f.replica.behind(), [(member.clone(), true)]);
+    let missing = EventBatch { worker: member.clone(), epoch: WorkerEpoch(1), seq: 2, events: vec![] };
+    assert_eq!(f.replica.follow(0, &missing, f.start), Applied::Gap { missing: 1 });
+    assert_eq!(f.replica.behind(), [(member.clone(), false)], "behind, but not silent");
     assert_eq!(f.replica.forget_strangers(f.start), 0, "heard of just then");
     assert_eq!(f.replica.forget_strangers(f.start + Duration::from_secs(1)), 1);
     assert_eq!(f.replica.position(&f.worker), None);

@@ -43,6 +43,7 @@ struct Turn {
     shard: u16,
     due: Instant,
     wait: Duration,
+    /// Since when it is silent.
     since: Instant,
     told: bool,
 }
@@ -54,13 +55,15 @@ impl Turn {
 }
 
 impl Recovery {
-    /// Exactly these workers are behind, members or not. Returns the members that have been for too long, each once.
+    /// Exactly these workers are behind, silent or not. Returns those that have been silent for too long, each once.
     pub(super) fn set(&mut self, workers: Vec<(WorkerId, bool)>, now: Instant) -> Vec<WorkerId> {
         let mut before = std::mem::take(&mut self.behind);
         let mut silent = Vec::new();
-        for (worker, member) in workers {
+        for (worker, is_silent) in workers {
             let mut turn = before.remove(&worker).unwrap_or_else(|| Turn::new(&worker, now));
-            if member && !turn.told && now.duration_since(turn.since) > SILENT {
+            if !is_silent {
+                (turn.since, turn.told) = (now, false);
+            } else if !turn.told && now.duration_since(turn.since) > SILENT {
                 turn.told = true;
                 silent.push(worker.clone());
             }
@@ -156,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_and_silence_of_members_is_told_once() {
+    fn waits_grow_and_silence_is_told_once() {
         let (mut recovery, start) = (Recovery::default(), Instant::now());
         let (worker, stranger) = (WorkerId::new("w"), WorkerId::new("s"));
         let at = |ms| start + Duration::from_millis(ms);
@@ -174,6 +177,9 @@ mod tests {
         recovery.hurry(&worker, at(8_100));
         assert_eq!(recovery.next(shard, at(8_100)), Some(worker.clone()));
         assert_eq!(recovery.next(shard, at(8_300)), None);
+        recovery.set(vec![(worker.clone(), false)], at(30_000));
+        assert_eq!(recovery.set(behind(), at(38_000)), [], "something was heard meanwhile, of another epoch");
+        assert_eq!(recovery.set(behind(), at(38_001)), std::slice::from_ref(&worker));
         recovery.done(&worker);
         assert_eq!(recovery.next(shard, at(60_000)), None);
     }

@@ -1,8 +1,10 @@
 //! Keeping up with workers over a network that loses things: gaps, and the snapshots that close them.
 //!
 //! A gap voids nothing. What is known stays as a hint, later batches go on changing it, and the worker counts as behind
-//! until a snapshot that includes what was missed is installed: into a life that matches nothing while it is filled,
-//! and takes the old one's place at once.
+//! until a snapshot that reaches into the gap is installed: into a life that matches nothing while it is filled, and takes
+//! the old one's place at once. The stream is then read again from where the snapshot joins it, so that batches are not lost
+//! for good that came before anybody knew of their epoch. What the stream does not have either is a gap once more, from
+//! there on, and the same snapshot is of no use a second time.
 
 use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use tokio::time::Instant;
@@ -27,7 +29,7 @@ pub struct Position {
 pub enum NotInstalled {
     /// It is of another life of the worker.
     OtherLife,
-    /// It does not include all of what was missed: a later one will.
+    /// It includes nothing of what was missed: a later one will.
     TooOld,
     /// All that it says was known already.
     Known,
@@ -80,14 +82,14 @@ impl Replica {
         Ok(Install { replica: self, worker: worker.clone(), holder, life, at, now })
     }
 
-    /// Workers of which nothing was ever heard in their epoch, or of which something was missed; and whether somebody
-    /// enrolled them, as opposed to names that only the index knows.
+    /// Workers of which nothing was ever heard in their epoch, or of which something was missed; and whether they are silent:
+    /// nothing was heard, though somebody enrolled them, as opposed to names that only the index knows.
     pub fn behind(&self) -> Vec<(WorkerId, bool)> {
         let table = self.table.lock();
         let behind = table.lives.ids(|worker| worker.is_behind());
-        let is_member =
-            |id: &WorkerId| table.lives.get(id).is_some_and(|holder| table.lives.worker(holder).member);
-        behind.into_iter().map(|id| (id.clone(), is_member(&id))).collect()
+        let is_silent =
+            |id: &WorkerId| table.lives.get(id).is_some_and(|holder| table.lives.worker(holder).is_silent());
+        behind.into_iter().map(|id| (id.clone(), is_silent(&id))).collect()
     }
 
     /// Up to where the worker was followed.
@@ -126,7 +128,7 @@ impl Install<'_> {
             table.lives.replace(self.holder, life);
             let worker = table.lives.worker_mut(self.holder);
             (worker.generation, worker.seq) = (self.at.generation, self.at.seq);
-            (worker.missed, worker.heard) = (None, Some(self.now));
+            (worker.missed_after, worker.heard) = (None, Some(self.now));
         }
         Ok(())
     }
@@ -152,22 +154,23 @@ impl Table {
         if batch.epoch != worker.epoch || (generation, batch.seq) <= (worker.generation, worker.seq) {
             return Err(Applied::Stale);
         }
+        let last = (worker.generation, worker.seq);
         let seen = if generation == worker.generation { worker.seq } else { 0 };
         let missing = (batch.seq - seen - 1).max(u64::from(generation != worker.generation));
         (worker.generation, worker.seq, worker.heard) = (generation, batch.seq, Some(now));
         if missing == 0 {
             return Ok((holder, Applied::InOrder));
         }
-        worker.missed = Some((generation, batch.seq - 1));
+        worker.missed_after.get_or_insert(last);
         Ok((holder, Applied::Gap { missing }))
     }
 
     fn judge(&self, holder: Holder, at: Position) -> Result<(), NotInstalled> {
         let worker = self.lives.worker(holder);
         let point = (at.generation, at.seq);
-        match worker.missed {
+        match worker.missed_after {
             _ if at.epoch != worker.epoch => Err(NotInstalled::OtherLife),
-            Some(missed) if point < missed => Err(NotInstalled::TooOld),
+            Some(last) if point <= last => Err(NotInstalled::TooOld),
             None if point <= (worker.generation, worker.seq) => Err(NotInstalled::Known),
             _ => Ok(()),
         }

@@ -20,8 +20,8 @@ pub(super) struct Worker {
     pub(super) generation: u64,
     /// Last batch taken in.
     pub(super) seq: u64,
-    /// What a snapshot must include, generation and batch, to make up for batches that never came.
-    pub(super) missed: Option<(u64, u64)>,
+    /// The last batch, with its generation, behind which some never came: a snapshot must say more.
+    pub(super) missed_after: Option<(u64, u64)>,
     /// When it last said something over the network.
     pub(super) heard: Option<Instant>,
     /// Somebody who talks to it has said which epoch is the present one. It is not merely a name in the index, of which the
@@ -39,7 +39,7 @@ impl Worker {
             epoch,
             generation: 0,
             seq: 0,
-            missed: None,
+            missed_after: None,
             heard: None,
             member: false,
             life: NO_LIFE,
@@ -50,7 +50,16 @@ impl Worker {
 
     /// Nothing was ever heard of this epoch, or not all of it.
     pub(super) fn is_behind(&self) -> bool {
-        self.missed.is_some() || (self.generation, self.seq) == (0, 0)
+        self.missed_after.is_some() || self.is_unheard()
+    }
+
+    /// Nothing was ever heard of this epoch, of which it is known that it is the present one.
+    pub(super) fn is_silent(&self) -> bool {
+        self.member && self.is_unheard()
+    }
+
+    fn is_unheard(&self) -> bool {
+        (self.generation, self.seq) == (0, 0)
     }
 }
 
@@ -180,7 +189,7 @@ impl Lives {
                 let life = self.renew(holder)?;
                 let worker = self.worker_mut(holder);
                 (worker.epoch, worker.life) = (epoch, life);
-                (worker.generation, worker.seq, worker.missed) = (0, 0, None);
+                (worker.generation, worker.seq, worker.missed_after) = (0, 0, None);
             }
             return Some(holder);
         }

@@ -7,6 +7,7 @@ use thalweg_cache_index::redis::Limits;
 use thalweg_cache_index::{BlockEvent, CacheIndex};
 use thalweg_harness::Proxy;
 use thalweg_harness::redis::Redis;
+use thalweg_proto::ids::{WorkerEpoch, WorkerId};
 use tokio::time::Instant;
 
 use crate::support::{PATIENCE, RECOVERY, TestWorker, eventually, long, meanwhile, open, open_with};
@@ -164,6 +165,38 @@ async fn a_stream_trimmed_under_a_slow_reader_is_a_gap_that_closes() {
     let late = open(&redis.url());
     late.replica();
     eventually("a late router knows it", PATIENCE, || worker.is_known_to(&late)).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_restarts_under_load_is_known_at_once() {
+    let redis = Redis::start();
+    let (workers, router) = (open(&redis.url()), open(&redis.url()));
+    let mut worker = TestWorker::new(&workers, "w", 1);
+    worker.store(0..10);
+    eventually("it is known", PATIENCE, || worker.is_known_to(&router)).await;
+    let before = workers.stats();
+    let mut worker = TestWorker::new(&workers, "w", 2);
+    let mut block = 0;
+    let mut store = || {
+        block += 1;
+        worker.store([block]);
+    };
+    // Nobody has told the router of the new epoch when its first batches and its snapshot come.
+    eventually("batches that the router takes for another life's", PATIENCE, || {
+        store();
+        let stats = workers.stats();
+        stats.snapshots_written > before.snapshots_written
+            && stats.batches_published > before.batches_published + 100
+    })
+    .await;
+    let holder = router.replica().enroll(&WorkerId::new("w"), WorkerEpoch(2)).unwrap();
+    eventually("all of them are known while more come", RECOVERY, || {
+        store();
+        router.stats().workers_behind == 0 && router.replica().blocks_of(holder) > 100
+    })
+    .await;
+    eventually("the rest", RECOVERY, || worker.is_known_to(&router)).await;
+    assert!(router.stats().gaps <= 1, "{:?}", router.stats());
 }
 
 #[tokio::test]
