@@ -218,8 +218,11 @@ impl<'a> Session<'a> {
                 self.write_snapshot().await?;
                 rewrite_at = Instant::now() + jittered(publisher.limits.snapshot_interval);
             }
-            works();
-            backoff.reset();
+            // A snapshot alone proves nothing: its marker is still to be sent, and whoever lets keys be set may refuse entries.
+            if more || !snapshot {
+                works();
+                backoff.reset();
+            }
             if more || snapshot {
                 continue;
             }

@@ -209,15 +209,22 @@ async fn refusals_degrade_and_end() {
     let other = Redis::start();
     let port = other.port.to_string();
     type Commands<'a> = [&'a [&'a str]; 1];
-    let cases: [(&str, Commands<'_>, Commands<'_>); 2] = [
+    let cases: [(&str, Commands<'_>, Commands<'_>); 3] = [
         ("OOM", [&["CONFIG", "SET", "maxmemory", "1"]], [&["CONFIG", "SET", "maxmemory", "0"]]),
         ("READONLY", [&["REPLICAOF", "127.0.0.1", &port]], [&["REPLICAOF", "NO", "ONE"]]),
+        ("XADD", [&["ACL", "SETUSER", "default", "-xadd"]], [&["ACL", "SETUSER", "default", "+xadd"]]),
     ];
     for (name, begin, end) in cases {
         begin.iter().for_each(|command| assert_eq!(redis.command(command), "+OK\r\n"));
         worker.store(worker.held.len() as u64..worker.held.len() as u64 + 10);
         eventually(name, PATIENCE, || workers.stats().degraded).await;
-        assert!(worker.matched_by(&router, &[0, 1, 2]) == 3, "{name}: the last replica serves on");
+        let before = workers.stats().reconnects;
+        meanwhile("degraded, as the last replica serves on,", Duration::from_secs(2), || {
+            workers.stats().degraded && worker.matched_by(&router, &[0, 1, 2]) == 3
+        })
+        .await;
+        let reconnects = workers.stats().reconnects - before;
+        assert!(reconnects <= 10, "{name}: {reconnects} attempts within two seconds");
         end.iter().for_each(|command| assert_eq!(redis.command(command), "+OK\r\n"));
         let recovered = || worker.is_known_to(&router) && !workers.stats().degraded;
         eventually("recovery", RECOVERY, recovered).await;
