@@ -310,10 +310,14 @@ pub(crate) struct RouterGauges {
     pub(crate) index_blocks: Gauge,
     pub(crate) poisoned_prompts: Gauge,
     pub(crate) mass_loss: Gauge,
+    pub(crate) accept_errors: Counter,
 }
 
 impl RouterGauges {
     fn register(registry: &mut Registry, mass_loss: Gauge) -> Self {
+        let accept_errors = Counter::default();
+        let help = "Times that a connection could not be accepted, mostly for want of file descriptors";
+        registry.register("accept_errors", help, accept_errors.clone());
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::default();
             registry.register(name, help, gauge.clone());
@@ -329,6 +333,7 @@ impl RouterGauges {
                 "Prompts refused because three workers ended abnormally with them",
             ),
             mass_loss,
+            accept_errors,
         }
     }
 }

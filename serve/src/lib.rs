@@ -2,9 +2,12 @@
 //! they end.
 #![forbid(unsafe_code)]
 
+mod accept;
 pub mod grpc;
 pub mod http;
+mod rarely;
 mod stall_guard;
 pub mod trust;
 
+pub use accept::accept_errors;
 pub use stall_guard::{GuardedListener, StallGuard};

@@ -14,6 +14,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::accept::next_connection;
+
 /// A listener whose connections are guarded.
 pub struct GuardedListener {
     inner: TcpListener,
@@ -32,11 +34,7 @@ impl Listener for GuardedListener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        let (stream, address) = Listener::accept(&mut self.inner).await;
-        // A token is a small packet; waiting to fill a larger one would only delay it.
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "nodelay could not be set on a connection");
-        }
+        let (stream, address) = next_connection(&self.inner).await;
         (StallGuard::new(stream, self.stall_timeout), address)
     }
 

@@ -4,6 +4,7 @@
 
 mod embeddings;
 mod etcd;
+mod files;
 mod kills;
 mod memory;
 mod overload;

@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ServerConfig;
 use rustls::server::WebPkiClientVerifier;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls;
 use tokio_stream::Stream;
@@ -17,6 +17,8 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::files::Reloading;
 use super::{ServerStream, TlsFiles, TokenGuard, TrustConfig, TrustError};
+use crate::accept::next_connection;
+use crate::rarely::Rarely;
 
 /// What a peer gets to prove itself.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,10 +30,6 @@ const PREFACE_POLL: Duration = Duration::from_millis(10);
 const HANDSHAKES_MAX: usize = 256;
 /// Connections that are ready and not yet served; further handshakes wait.
 const READY_MAX: usize = 16;
-/// Refused peers are told of so often at most; the line counts those between.
-const REFUSALS_EVERY: Duration = Duration::from_secs(10);
-/// After an accept that failed, such as for want of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Connections, as tonic's server takes them.
 pub type Incoming = Pin<Box<dyn Stream<Item = std::io::Result<ServerStream>> + Send>>;
@@ -69,32 +67,21 @@ type Ready = mpsc::Sender<std::io::Result<ServerStream>>;
 /// Until nobody wants connections any more.
 async fn accept(listener: TcpListener, tls: Option<Arc<Reloading<ServerConfig>>>, ready: Ready) {
     let slots = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-    let refusals = Arc::<Refusals>::default();
+    let refusals = Arc::<Rarely>::default();
     loop {
         let next = async {
             let slot = Arc::clone(&slots).acquire_owned().await;
-            (slot, listener.accept().await)
+            (slot, next_connection(&listener).await)
         };
-        let (slot, accepted) = tokio::select! {
+        let (slot, (stream, peer)) = tokio::select! {
             next = next => next,
             () = ready.closed() => return,
         };
         // The semaphore is never closed.
         let Ok(slot) = slot else { return };
-        match accepted {
-            Ok((stream, peer)) => {
-                if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(%error, "TCP_NODELAY refused");
-                }
-                let newcomer = Newcomer { stream, peer, _slot: slot };
-                let config = tls.as_ref().map(|tls| tls.get());
-                tokio::spawn(newcomer.admit(config, ready.clone(), Arc::clone(&refusals)));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
+        let newcomer = Newcomer { stream, peer, _slot: slot };
+        let config = tls.as_ref().map(|tls| tls.get());
+        tokio::spawn(newcomer.admit(config, ready.clone(), Arc::clone(&refusals)));
     }
 }
 
@@ -106,7 +93,7 @@ struct Newcomer {
 }
 
 impl Newcomer {
-    async fn admit(self, config: Option<Arc<ServerConfig>>, ready: Ready, refusals: Arc<Refusals>) {
+    async fn admit(self, config: Option<Arc<ServerConfig>>, ready: Ready, refusals: Arc<Rarely>) {
         let peer = self.peer;
         let stream = match config {
             None => match timeout(HANDSHAKE_TIMEOUT, preface(&self.stream)).await {
@@ -117,7 +104,7 @@ impl Newcomer {
                 let handshake = TlsAcceptor::from(config).accept(self.stream);
                 match timeout(HANDSHAKE_TIMEOUT, handshake).await {
                     Ok(Ok(stream)) => ServerStream::Tls(Box::new(stream)),
-                    Ok(Err(error)) => return refusals.tell(peer, &error),
+                    Ok(Err(error)) => return refused(&refusals, peer, &error),
                     Err(_) => {
                         return tracing::debug!(%peer, "a peer did not finish its TLS handshake in time");
                     }
@@ -141,33 +128,14 @@ async fn preface(stream: &TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Keeps peers that try on and on from filling the log.
-#[derive(Default)]
-struct Refusals {
-    told: Mutex<Told>,
-}
-
-#[derive(Default)]
-struct Told {
-    last: Option<Instant>,
-    /// Refusals since then.
-    untold: u64,
-}
-
-impl Refusals {
-    fn tell(&self, peer: SocketAddr, error: &std::io::Error) {
-        // A health check that only connects, or a port scan.
-        if error.kind() == std::io::ErrorKind::UnexpectedEof {
-            return tracing::debug!(%peer, "a peer left during its TLS handshake");
-        }
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.last.is_some_and(|last| last.elapsed() < REFUSALS_EVERY) {
-            told.untold += 1;
-            return tracing::debug!(%peer, %error, "a peer's TLS handshake failed, it is refused");
-        }
-        let untold = std::mem::take(&mut told.untold);
-        told.last = Some(Instant::now());
-        tracing::warn!(%peer, %error, untold, "a peer's TLS handshake failed, it is refused");
+fn refused(refusals: &Rarely, peer: SocketAddr, error: &std::io::Error) {
+    // A health check that only connects, or a port scan.
+    if error.kind() == std::io::ErrorKind::UnexpectedEof {
+        return tracing::debug!(%peer, "a peer left during its TLS handshake");
+    }
+    match refusals.turn() {
+        Some(untold) => tracing::warn!(%peer, %error, untold, "a peer's TLS handshake failed, it is refused"),
+        None => tracing::debug!(%peer, %error, "a peer's TLS handshake failed, it is refused"),
     }
 }
 

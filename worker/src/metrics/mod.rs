@@ -8,12 +8,13 @@ mod tests;
 use std::borrow::Cow;
 
 use prometheus_client::encoding::prometheus_text;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry};
 use thalweg_cache_index::IndexStats;
 
 use crate::engine::{LoadSnapshot, Observations};
-use engine::{Gauges, Latencies, Mirrored};
+use engine::{Gauges, Latencies, Mirrored, store};
 use events::IndexFigures;
 pub use events::{EventCounters, Outcome};
 
@@ -28,6 +29,7 @@ pub struct WorkerMetrics {
     latencies: Latencies,
     events: EventCounters,
     index: IndexFigures,
+    accept_errors: Counter,
     prefix_caching: bool,
 }
 
@@ -36,6 +38,7 @@ impl WorkerMetrics {
     pub fn new(model_name: &str, cache: &CacheConfig) -> Self {
         let (gauges, mirrored, latencies) = (Gauges::default(), Mirrored::default(), Latencies::new());
         let (events, index) = (EventCounters::default(), IndexFigures::default());
+        let accept_errors = Counter::default();
         let mut registry = Registry::default();
         let labelled = registry.sub_registry_with_labels(
             ["model_name", "model"].into_iter().map(|name| (name.into(), model_name.to_owned().into())),
@@ -46,13 +49,19 @@ impl WorkerMetrics {
         events.register(labelled);
         index.register(labelled);
         cache.register(labelled);
+        add(
+            labelled,
+            "thalweg_worker_accept_errors",
+            "Times that a connection could not be accepted, mostly for want of file descriptors",
+            &accept_errors,
+        );
         registry.sub_registry_with_label(("version".into(), env!("CARGO_PKG_VERSION").into())).register(
             "thalweg_build",
             "Version of this build; always 1",
             constant_one(),
         );
         let prefix_caching = cache.prefix_caching;
-        Self { registry, gauges, mirrored, latencies, events, index, prefix_caching }
+        Self { registry, gauges, mirrored, latencies, events, index, accept_errors, prefix_caching }
     }
 
     /// Handles for what is counted outside the engine.
@@ -70,6 +79,7 @@ impl WorkerMetrics {
         self.gauges.set(load);
         self.mirrored.set(load);
         self.index.set(index, self.prefix_caching);
+        store(&self.accept_errors, thalweg_serve::accept_errors());
         let mut text = String::with_capacity(16 << 10);
         if let Err(error) = prometheus_text::encode(&mut text, &self.registry) {
             tracing::error!(%error, "metrics cannot be written");
