@@ -218,8 +218,17 @@ fn print_ready(router: &RunningRouter, model: &str) {
         "ready: {model} at {url}/v1\n\n{hint}  curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d \
          '{body}'\n\n"
     );
-    if let Err(error) = std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush())
-    {
-        tracing::warn!(%error, "stdout is closed");
+    // Whoever reads records from a pipe is to find nothing else in it.
+    let (name, shown) = match router.state().config.surface.usage_log_is_stdout() {
+        true => ("stderr", show(std::io::stderr(), &text)),
+        false => ("stdout", show(std::io::stdout(), &text)),
+    };
+    if let Err(error) = shown {
+        tracing::warn!(%error, "{name} is closed");
     }
+}
+
+fn show(mut out: impl Write, text: &str) -> std::io::Result<()> {
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }

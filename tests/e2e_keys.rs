@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use serde_json::{Value, json};
 use thalweg_harness::{HttpClient, Process, models};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_thalweg");
@@ -38,6 +39,23 @@ async fn status(http: &HttpClient, line: &str, key: &str) -> u16 {
         .collect();
     let headers: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     http.post_with("/v1/chat/completions", &headers, body).await.status.as_u16()
+}
+
+/// Whoever reads records from a pipe reads nothing else there.
+#[tokio::test]
+async fn records_on_stdout_are_alone_there() {
+    let model = models::tiny("llama3");
+    let mut args = vec!["up", "--model", model.to_str().expect("UTF-8"), "--http", "127.0.0.1:0"];
+    args.extend(["--workers", "1", "--kv-cache-memory-bytes", "16MiB", "--usage-log", "-"]);
+    let mut process = Process::start(BINARY, &args);
+    let url = process.line_on_stderr("ready: ");
+    let address = url.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("a URL");
+    let http = HttpClient::new(address.parse().expect("an address"));
+    let body = json!({"model": "llama3", "prompt": "hi", "max_tokens": 1});
+    assert_eq!(http.post("/v1/completions", &body).await.status.as_u16(), 200);
+    let line = process.stdout_line();
+    let record: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    assert_eq!(record["outcome"], "ok");
 }
 
 /// What a template makes of names that are not set, of two and of one.

@@ -17,6 +17,8 @@ use prometheus_client::registry::Registry;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
+/// The file's name that means standard output.
+pub(crate) const STDOUT: &str = "-";
 /// Records that wait to be written, some 500 bytes each.
 const WAITING_MAX: usize = 16_384;
 /// How long a router that ends waits for its last records.
@@ -36,10 +38,10 @@ pub(crate) struct UsageLog {
 }
 
 impl UsageLog {
-    /// Appends to `target`, or writes to standard output if that is `-`.
+    /// Appends to `target`, or writes to standard output if that is [`STDOUT`].
     pub(crate) fn open(target: &Path, registry: &mut Registry) -> io::Result<Self> {
         let out: Box<dyn Write + Send> =
-            if target == Path::new("-") { Box::new(io::stdout()) } else { Box::new(open(target)?) };
+            if target == Path::new(STDOUT) { Box::new(io::stdout()) } else { Box::new(open(target)?) };
         let (queue, waiting) = sync_channel(WAITING_MAX);
         let dropped = Counter::default();
         let lost = dropped.clone();

@@ -1,7 +1,7 @@
 //! Settings of what clients see, and of who they are.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use http::HeaderValue;
 use prometheus_client::registry::Registry;
@@ -11,7 +11,7 @@ use thalweg_proto::value;
 use crate::auth::Keys;
 use crate::dialect::{ReasoningParser, ToolCallParser};
 use crate::error::RouterStartError;
-use crate::usage_log::UsageLog;
+use crate::usage_log::{STDOUT, UsageLog};
 
 /// How answers are read before clients get them, and which clients get any.
 #[derive(Clone, Debug, PartialEq, clap::Args, serde::Serialize, serde::Deserialize)]
@@ -66,6 +66,11 @@ impl Surface {
             option: "api-keys-file".to_owned(),
             reason: error.to_string(),
         })
+    }
+
+    /// Standard output is for usage records, and for nothing else.
+    pub fn usage_log_is_stdout(&self) -> bool {
+        self.usage_log.as_deref() == Some(Path::new(STDOUT))
     }
 
     pub(crate) fn open_usage_log(

@@ -53,6 +53,17 @@ impl Process {
         }
     }
 
+    /// The next line on stderr that begins like this and is no log event.
+    pub fn line_on_stderr(&mut self, begins: &str) -> String {
+        loop {
+            match self.events.recv_timeout(PATIENCE) {
+                Ok(Value::String(line)) if line.starts_with(begins) => return line,
+                Ok(event) => self.seen.push(event),
+                Err(error) => panic!("{begins:?} is not on stderr: {error}; log: {:?}", self.seen),
+            }
+        }
+    }
+
     /// The next log event with this message, in whatever order others came.
     pub fn logged(&mut self, message: &str) -> Value {
         let before = self.returned.get(message).copied().unwrap_or_default();
