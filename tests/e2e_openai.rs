@@ -142,4 +142,12 @@ async fn echoed_logprobs_do_not_depend_on_the_cache(cluster: &Cluster) {
     assert!(all[0][0].is_null() && all[0][1..].iter().all(|l| l.as_f64().is_some_and(|l| l <= 0.0)));
     // logprobs-02.
     assert!(all.iter().all(|logprobs| *logprobs == all[0]), "bitwise the same, cached or not");
+    let alone = merged(echo, json!({"max_tokens": 0}));
+    let reply = cluster.http.post(COMPLETIONS, &alone).await.json();
+    let scores = reply["choices"][0]["logprobs"]["token_logprobs"].as_array().expect("an array");
+    assert_eq!(scores[..], all[0][..prompt.len()], "with and without an answer");
+    assert_eq!(
+        (&reply["usage"]["completion_tokens"], &reply["choices"][0]["finish_reason"]),
+        (&json!(0), &json!("length"))
+    );
 }

@@ -26,7 +26,7 @@ const HEAD_SLACK: usize = 64;
 pub struct TokenizedPrompt {
     /// Not empty.
     pub ids: Arc<[u32]>,
-    /// Tokens that each choice may have, at least 1.
+    /// Tokens that each choice may have; 0 where nothing is to follow the prompt.
     pub max_tokens: u32,
     /// The client's own words, if it wants them echoed.
     pub echo: Option<String>,
@@ -157,6 +157,7 @@ fn fit(ids: &[u32], wanted: MaxTokens, model: &ModelEntry) -> Result<u32, Router
     let context = model.max_model_len as usize;
     let room = context.saturating_sub(ids.len());
     match wanted {
+        MaxTokens::Explicit(0) if ids.len() <= context => Ok(0),
         _ if room == 0 => Err(over_context(&format!("{}", ids.len()), None, context)),
         MaxTokens::Explicit(max) if max as usize > room => {
             Err(over_context(&format!("{}", ids.len()), Some(max), context))
@@ -182,8 +183,8 @@ fn refuse_hopeless(
         let least = model.tokenizer.encode(head, specials, false).len().saturating_sub(HEAD_SLACK);
         if least >= context {
             let max = match limit {
-                MaxTokens::Explicit(max) => Some(max),
-                MaxTokens::Default(_) => None,
+                MaxTokens::Explicit(max) if max > 0 => Some(max),
+                MaxTokens::Explicit(_) | MaxTokens::Default(_) => None,
             };
             return Err(over_context(&format!("more than {least}"), max, context));
         }

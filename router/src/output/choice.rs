@@ -101,11 +101,6 @@ impl Choice {
 
     /// Takes a delta of the worker. What comes after the end is dropped.
     pub(crate) fn push(&mut self, rules: &Rules<'_>, delta: v1::ChoiceDelta) -> Result<Piece, RouterError> {
-        if rules.options.prompt_only && !delta.token_ids.is_empty() {
-            let ends = !std::mem::replace(&mut self.finished, true);
-            let finish = ends.then_some(Finish { reason: "length", stop: None });
-            return Ok(Piece { finish, ..Piece::default() });
-        }
         let finish_reason = delta.finish_reason();
         let last = delta.token_ids.len().saturating_sub(1);
         let mut logprobs = delta.logprobs.into_iter();

@@ -35,12 +35,8 @@ pub fn parse_completion(
         (true, Some(count)) => Some(count.max(reply.prompt_logprobs.unwrap_or(0))),
         _ => reply.prompt_logprobs,
     };
-    // A prompt whose log probabilities are all that is wanted takes a token of the worker, which nobody sees.
-    let (explicit, prompt_only) = match fields.count("max_tokens", i64::from(!reply.echo))? {
-        Some(0) => (Some(1), true),
-        max => (max, false),
-    };
-    reply.prompt_only = prompt_only;
+    // An echo may be all that is wanted.
+    let explicit = fields.count("max_tokens", i64::from(!reply.echo))?;
     common::check_min_tokens(&fields, params.min_tokens, explicit)?;
     let truncate_to = common::truncate_to(&fields, common::room_for_prompt(&model, explicit))?;
     if reply.echo && truncate_to.is_some() {

@@ -127,7 +127,7 @@ pub struct ValidRequest {
 /// How many tokens each choice may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaxTokens {
-    /// The client's wish; with the prompt it must fit the context.
+    /// The client's wish; with the prompt it must fit the context. 0 where nothing is to follow the prompt.
     Explicit(u32),
     /// At most this, or what the context leaves.
     Default(u32),
@@ -140,8 +140,6 @@ pub struct ReplyOptions {
     pub(crate) include_usage: bool,
     pub(crate) continuous_usage: bool,
     pub(crate) echo: bool,
-    /// The answer is the echo.
-    pub(crate) prompt_only: bool,
     pub(crate) return_token_ids: bool,
     /// Log probabilities call tokens by their ids.
     pub(crate) names_are_ids: bool,

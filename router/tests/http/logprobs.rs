@@ -84,6 +84,10 @@ async fn a_prompt_can_be_scored_without_an_answer() {
         assert_eq!(choice["finish_reason"], "length");
     }
     assert_eq!(reply["usage"]["completion_tokens"], 0);
+    let full = json!({"prompt": vec![97; 512], "echo": true, "logprobs": 1, "max_tokens": 0});
+    let reply = stage.http.post(COMPLETIONS, &completion(full)).await.json();
+    assert_eq!(reply["choices"][0]["logprobs"]["tokens"].as_array().map(Vec::len), Some(512), "{reply}");
+    assert_eq!(reply["usage"]["completion_tokens"], 0);
     let streamed = completion(json!({"prompt": "az", "echo": true, "max_tokens": 0, "stream": true}));
     let chunks = stage.http.post(COMPLETIONS, &streamed).await.chunks();
     let texts: Vec<_> = chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();

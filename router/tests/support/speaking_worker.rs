@@ -105,6 +105,14 @@ pub(crate) fn responses(request: &GenerateRequest, text: &str) -> Vec<GenerateRe
     let texts: Vec<_> =
         request.choices.iter().map(|c| (c.index, text.replace('#', &c.index.to_string()))).collect();
     let longest = texts.iter().map(|(_, t)| t.len() + 1).max().unwrap_or(0).min(max);
+    if max == 0 {
+        let end = |(index, _): &(u32, String)| ChoiceDelta {
+            index: *index,
+            finish_reason: FinishReason::Length.into(),
+            ..ChoiceDelta::default()
+        };
+        messages[0].deltas = texts.iter().map(end).collect();
+    }
     // A choice goes on behind what it has already.
     let had =
         |index: u32| request.choices.iter().find(|c| c.index == index).map_or(0, |c| c.output_ids.len());

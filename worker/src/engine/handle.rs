@@ -231,8 +231,7 @@ impl RequestLimits {
         open.iter().try_for_each(|choice| self.check_vocabulary("choices.output_ids", &choice.output))?;
         let output = open.iter().map(|c| c.output.len()).max().unwrap_or(0);
         let (tokens, limit) = (request.prompt.len() + output, self.max_model_len);
-        // An embedding needs no room for output.
-        let needed = request.prompt.len() + usize::from(request.pooling.is_none());
+        let needed = request.prompt.len() + usize::from(request.max_tokens > 0);
         if needed > limit || tokens > limit {
             return Err(Refusal::ContextLengthExceeded { tokens, limit });
         }

@@ -20,7 +20,7 @@ pub(super) struct LiveRequest {
     arrived: Duration,
     prompt_len: usize,
     wants_logprobs: bool,
-    /// Its first event has a token, and is no embedding.
+    /// Its first event has a token.
     draws: bool,
     /// Until the first event takes it along.
     prompt: Option<Box<PromptInfo>>,
@@ -57,6 +57,8 @@ pub(super) fn open(
     let EngineRequest {
         prompt, sampling, choices, prompt_logprobs, pooling, priority, root, adapter, ..
     } = request;
+    // Before the first token of a prompt there is nothing that it could be predicted from.
+    let prompt_logprobs = prompt_logprobs.filter(|_| prompt.len() > 1);
     let mut carrier =
         prompt_logprobs.is_some().then(|| carrier_of(&choices, &sampling, output_max)).flatten();
     let (mut sequences, mut ended): (Vec<NewSequence>, _) = (Vec::new(), Vec::new());
@@ -87,7 +89,7 @@ pub(super) fn open(
         arrived: now,
         prompt_len: prompt.len(),
         wants_logprobs: sampling.logprobs.is_some(),
-        draws: pooling.is_none(),
+        draws: output_max > 0,
         prompt: Some(Box::default()),
         ended,
         has_started: false,

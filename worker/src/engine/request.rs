@@ -22,8 +22,8 @@ pub struct EngineRequest {
     pub prompt: Arc<[u32]>,
     /// How tokens are drawn and which end a choice.
     pub sampling: Arc<SamplingParams>,
-    /// Output tokens of each choice at most, those of `ChoiceState::output` included. The engine stops earlier where the
-    /// context ends.
+    /// Output tokens of each choice at most, those of `ChoiceState::output` included; 0 where nothing is to follow the prompt.
+    /// The engine stops earlier where the context ends.
     pub max_tokens: u32,
     /// Logprobs of the prompt's own tokens, with this many alternatives each.
     pub prompt_logprobs: Option<u32>,

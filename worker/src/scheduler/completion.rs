@@ -14,7 +14,7 @@ pub enum FinishReason {
     Stop,
     /// Its grammar is complete: nothing may follow its last token, which is part of the text.
     Complete,
-    /// max_tokens, or the context's end; or the prompt's, where its embedding is all that was asked for.
+    /// max_tokens, or the context's end; or the prompt's, where nothing behind it was asked for.
     Length,
     /// Aborted.
     Abort,

@@ -130,10 +130,9 @@ pub fn parse(request: v1::GenerateRequest, model: &ServedModel) -> Result<Engine
     if let Some(pooling) = pooling(&request, model)? {
         return embedding(request, pooling, adapter, model);
     }
-    check_context(request.prompt_ids.len(), model)?;
     let wire = request.sampling.ok_or_else(|| field("sampling", "is missing"))?;
     let max_tokens = wire.max_tokens;
-    ensure(max_tokens >= 1, "sampling.max_tokens", "is 0; at least 1 is needed")?;
+    check_context(request.prompt_ids.len(), max_tokens.min(1), model)?;
     ensure(wire.min_tokens <= max_tokens, "sampling.min_tokens", "is above max_tokens")?;
     let prompt_logprobs = wire.prompt_logprobs;
     check_top("sampling.prompt_logprobs", prompt_logprobs)?;
@@ -174,10 +173,7 @@ fn embedding(
     adapter: AdapterSlot,
     model: &ServedModel,
 ) -> Result<EngineRequest, RequestError> {
-    let tokens = request.prompt_ids.len();
-    if tokens > model.max_model_len as usize {
-        return Err(RequestError::Context { tokens, limit: model.max_model_len });
-    }
+    check_context(request.prompt_ids.len(), 0, model)?;
     ensure(
         request.grammar.is_none(),
         "grammar",
@@ -354,8 +350,9 @@ fn out_of_vocabulary(model: &ServedModel) -> String {
     format!("out of the vocabulary of {} tokens", model.vocab_size)
 }
 
-fn check_context(tokens: usize, model: &ServedModel) -> Result<(), RequestError> {
-    if tokens >= model.max_model_len as usize {
+/// `output`: tokens that must find room behind the prompt.
+fn check_context(tokens: usize, output: u32, model: &ServedModel) -> Result<(), RequestError> {
+    if tokens + output as usize > model.max_model_len as usize {
         return Err(RequestError::Context { tokens, limit: model.max_model_len });
     }
     Ok(())

@@ -98,6 +98,14 @@ fn prompts() {
         "has 64 tokens with its output",
     );
     assert!(parse(changed(|r| r.prompt_ids = vec![1; 63]), &model()).is_ok());
+    let alone =
+        |tokens| v1::GenerateRequest { prompt_ids: vec![1; tokens], ..sampling(|s| s.max_tokens = 0) };
+    assert_eq!(
+        parse(alone(64), &model()).unwrap().max_tokens,
+        0,
+        "without output it may be all of the context"
+    );
+    check(alone(65), ErrorCode::ContextLengthExceeded, "has 65 tokens");
 }
 
 #[test]
@@ -119,7 +127,6 @@ fn sampling_parameters() {
     for bad in [f32::NAN, 0.0, -1.0, f32::INFINITY] {
         invalid(sampling(|s| s.repetition_penalty = bad), "sampling.repetition_penalty is");
     }
-    invalid(sampling(|s| s.max_tokens = 0), "sampling.max_tokens is 0");
     invalid(sampling(|s| s.min_tokens = 9), "sampling.min_tokens is above max_tokens");
     invalid(sampling(|s| s.logprobs = Some(21)), "sampling.logprobs is 21, must be at most 20");
     invalid(sampling(|s| s.prompt_logprobs = Some(21)), "sampling.prompt_logprobs is 21");

@@ -100,6 +100,27 @@ async fn prompt_logprobs_have_one_entry_per_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_without_output_ends_with_its_logprobs() {
+    let (Fixture { worker, mut client }, _) = start().await;
+    for (tokens, wanted, choices) in
+        [(20, Some(1), 1), (20, Some(0), 3), (1, Some(1), 1), (20, None, 2), (1024, Some(0), 1)]
+    {
+        let prompt: Vec<u32> = (200..200 + tokens).collect();
+        let mut asked = request(&prompt, 0);
+        asked.sampling.as_mut().unwrap().prompt_logprobs = wanted;
+        asked.choices = (0..choices).map(|index| v1::ChoiceState { index, ..Default::default() }).collect();
+        let answer = generate(&mut client, asked).await.unwrap();
+        let ends: Vec<_> =
+            answer.choices.values().map(|choice| (choice.tokens.len(), choice.finish)).collect();
+        assert_eq!(ends, vec![(0, v1::FinishReason::Length); choices as usize], "{tokens} {wanted:?}");
+        let ids: Vec<u32> = answer.prompt.unwrap().prompt_logprobs.iter().map(|l| l.token_id).collect();
+        // Nothing comes before the first token.
+        assert_eq!(ids, if wanted.is_some() && tokens > 1 { prompt } else { Vec::new() });
+    }
+    worker.shutdown(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bad_requests_are_refused_and_the_worker_goes_on() {
     let (Fixture { worker, mut client }, _) = start().await;
     let mut check = async |request: v1::GenerateRequest, code: ErrorCode, field: &str| {
@@ -111,7 +132,7 @@ async fn bad_requests_are_refused_and_the_worker_goes_on() {
     check(request(&[], 4), ErrorCode::InvalidRequest, "prompt_ids").await;
     check(request(&[49152], 4), ErrorCode::InvalidRequest, "prompt_ids[0]").await;
     check(request(&[1; 1024], 4), ErrorCode::ContextLengthExceeded, "1024").await;
-    check(request(&[1], 0), ErrorCode::InvalidRequest, "max_tokens").await;
+    check(request(&[1; 1025], 0), ErrorCode::ContextLengthExceeded, "1025").await;
     let other = v1::GenerateRequest { model: "nope".to_owned(), ..request_one() };
     check(other, ErrorCode::ModelNotFound, "nope").await;
     let stale = v1::GenerateRequest { fingerprint: vec![1; 32].into(), ..request_one() };

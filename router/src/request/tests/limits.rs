@@ -65,6 +65,9 @@ fn what_is_over_the_context_is_refused_with_the_numbers() {
     assert_eq!(room(json!({"prompt": ids(312), "max_tokens": 200})), 200);
     assert_eq!(room(json!({"prompt": ids(10)})), 16, "OpenAI's default");
     assert_eq!(room(json!({"prompt": ids(510)})), 2, "a default gives way to the context");
+    let scored = |count| json!({"prompt": ids(count), "echo": true, "max_tokens": 0});
+    assert_eq!(room(scored(512)), 0, "a prompt alone may be all of it");
+    check(Endpoint::Completions, scored(513), &["512", "513"]);
     assert_eq!(
         tokenized(Endpoint::Chat, json!({}))[0].max_tokens as usize + 22,
         512,
