@@ -42,8 +42,13 @@ pub(super) fn kind(value: &Value) -> &'static str {
 fn syntax_error(body: &[u8], error: &serde_json::Error) -> RouterError {
     let (line, column) = (error.line(), error.column());
     let whole = error.to_string();
-    let reason = whole.split(" at line ").next().unwrap_or(&whole);
-    let field = last_field(&body[..offset_of(body, line, column)]);
+    let reason = match whole.split(" at line ").next().unwrap_or(&whole) {
+        "trailing characters" => "something stands behind the end of the JSON value; send one value alone",
+        reason => reason,
+    };
+    // What stands at the fault itself, such as a comma in place of a value, has ended no field.
+    let end = offset_of(body, line, column).saturating_sub(usize::from(!error.is_eof()));
+    let field = field_at_end(&body[..end]);
     let place = field.as_deref().map(|f| format!(", in `{}`", echo(f))).unwrap_or_default();
     let hint = match reason {
         "number out of range" | "expected value" => " (JSON has no NaN, no Infinity and no bare words)",
@@ -58,8 +63,8 @@ fn offset_of(body: &[u8], line: usize, column: usize) -> usize {
     (before + column).min(body.len())
 }
 
-/// The last key of the outermost object that a part of a JSON text has come to.
-fn last_field(text: &[u8]) -> Option<String> {
+/// The key of the outermost object whose value a part of a JSON text ends in; None between fields and behind the object.
+fn field_at_end(text: &[u8]) -> Option<String> {
     let mut walk = StringWalk::default();
     let (mut depth, mut start, mut last_string, mut field) = (0usize, 0, None, None);
     for (at, &byte) in text.iter().enumerate() {
@@ -69,8 +74,12 @@ fn last_field(text: &[u8]) -> Option<String> {
             Place::Inside => {}
             Place::Outside => match byte {
                 b'{' | b'[' => depth += 1,
-                b'}' | b']' => depth = depth.saturating_sub(1),
+                b'}' | b']' => {
+                    depth = depth.saturating_sub(1);
+                    field = field.filter(|_| depth > 0);
+                }
                 b':' if depth == 1 => field = last_string,
+                b',' if depth == 1 => field = None,
                 _ => {}
             },
         }
@@ -140,6 +149,19 @@ mod tests {
         check(b"{\"model\": \"\\ud800\"}", &["line 1"], Some("model"));
         check(b"{\"prompt\": \"\xff\"}", &["line 1"], Some("prompt"));
         check(&b"[".repeat(500), &["recursion"], None);
+        check(b"{\"prompt\": }", &["expected value"], Some("prompt"));
+        check(b"{\"prompt\":", &["EOF"], Some("prompt"));
+        check(b"{\"prompt\": , \"n\": 1}", &["expected value"], Some("prompt"));
+    }
+
+    #[test]
+    fn what_stands_in_no_field_is_not_reported_as_in_the_last_one() {
+        let behind = "something stands behind the end of the JSON value";
+        check(b"{\"model\": \"m\", \"prompt\": \"x\"} garbage", &["column 31", behind], None);
+        check(b"{\"model\": \"m\"}\n}", &["line 2, column 1:", behind], None);
+        check(b"{\"model\": \"m\"}{\"n\": 1}", &["column 15:", behind], None);
+        check(b"{\"model\": \"m\", n: 1}", &["column 16:", "key must be a string"], None);
+        check(b"{\"model\": \"m\",}", &["column 15:", "trailing comma"], None);
     }
 
     #[test]
