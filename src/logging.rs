@@ -11,6 +11,8 @@ use crate::redact;
 pub(crate) fn start(global: &Global) {
     let (filter, problem) = filter(global);
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| redact::Stderr);
+    // What the logger has to say of itself it would print, and panic where it cannot.
+    let lines = lines.log_internal_errors(false);
     match global.log_format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_target(false).init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),

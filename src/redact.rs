@@ -35,18 +35,20 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '`')).filter(|word| !word.is_empty())
 }
 
-/// Stderr, but for users and passwords. The logger writes a whole line at a time.
+/// Stderr, but for users and passwords. The logger writes a whole line at a time. A line for which there is no room, or nobody who reads it,
+/// is lost and nothing else: whoever wrote it has other things to do.
 pub(crate) struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(line);
-        io::stderr().lock().write_all(userinfo(&text).as_bytes())?;
+        let _ = io::stderr().lock().write_all(userinfo(&text).as_bytes());
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        let _ = io::stderr().flush();
+        Ok(())
     }
 }
 

@@ -70,8 +70,9 @@ impl UsageLog {
     /// Returns once everything that was recorded before has been written, or when that takes too long.
     pub(crate) async fn flush(&self) {
         let (done, written) = oneshot::channel();
-        if self.queue.try_send(Message::Flush(done)).is_ok() {
-            let _ = tokio::time::timeout(FLUSH_PATIENCE, written).await;
+        let asked = self.queue.try_send(Message::Flush(done)).is_ok();
+        if !asked || tokio::time::timeout(FLUSH_PATIENCE, written).await.is_err() {
+            tracing::warn!("usage records that wait are lost because they cannot be written");
         }
     }
 }

@@ -24,6 +24,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use crate::unread::Whole;
 use crate::{GuardedListener, StallGuard};
 
 /// Connections at a time; those above it wait in the kernel's backlog. Each takes a file and some 10 KB.
@@ -168,8 +169,9 @@ async fn answer(
     if is_http2 && drain.is_cancelled() {
         seen.go_away.notify_one();
     }
+    let (request, closes) = Whole::of(request);
     let mut response = routes.oneshot(request.map(Body::new)).await?;
-    if !is_http2 && drain.is_cancelled() {
+    if closes.is_set() || !is_http2 && drain.is_cancelled() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)

@@ -8,6 +8,7 @@ pub mod http;
 mod rarely;
 mod stall_guard;
 pub mod trust;
+mod unread;
 
 pub use accept::accept_errors;
 pub use stall_guard::{GuardedListener, StallGuard};

@@ -1,7 +1,8 @@
-//! A process without file descriptors to spare.
+//! A process without file descriptors to spare, and one whose log has no room.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 use thalweg_harness::metrics::Scrape;
 use thalweg_harness::{Process, models};
@@ -75,4 +76,22 @@ fn scrape(stream: &mut TcpStream) -> Scrape {
         assert!(read > 0, "it closes the connection");
         text.extend_from_slice(&piece[..read]);
     }
+}
+
+/// Lines are lost, and nothing else: processes start, answer and end in order.
+#[tokio::test]
+async fn a_log_without_room_costs_lines_alone() {
+    let model = models::tiny("llama3");
+    let model = model.to_str().expect("UTF-8");
+    let mut args = vec!["up", "--model", model, "--threads", "1", "--kv-cache-memory-bytes", "16MiB"];
+    args.extend(["--http", "127.0.0.1:0"]);
+    args.extend(["--log-level", "debug"]);
+    let mut process = Process::start_without_log(BINARY, &args);
+    let ready = process.stdout_line();
+    let address = ready.split_once("http://").and_then(|(_, rest)| rest.split_once('/'));
+    let address = address.unwrap_or_else(|| panic!("{ready}")).0;
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    assert!(scrape(&mut stream).value("thalweg_router_accept_errors_total") == 0.0);
+    process.signal("TERM");
+    assert_eq!(process.ended(Duration::from_secs(30)).await, Some(0));
 }

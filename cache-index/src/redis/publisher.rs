@@ -206,6 +206,8 @@ impl<'a> Session<'a> {
     ) -> Result<std::convert::Infallible, RedisIndexError> {
         let publisher = self.publisher;
         self.newest = self.last_entry().await?;
+        // What every heartbeat will ask for is asked for at once: refused later, the session would seem to work until then.
+        self.check_snapshot().await?;
         publisher.state.lock().snapshot_due = true;
         let mut heartbeat = tokio::time::interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

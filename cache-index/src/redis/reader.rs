@@ -56,6 +56,7 @@ pub(super) fn start(
             bootstrapping: Some(Arc::clone(&bootstrapping)),
             strangers_at: Instant::now() + STRANGERS_EVERY,
             read_within: READ_WITHIN,
+            lacks_snapshot: false,
         };
         runtime.spawn(reader.run());
     }
@@ -73,6 +74,8 @@ struct Reader {
     bootstrapping: Option<Arc<AtomicUsize>>,
     strangers_at: Instant,
     read_within: Duration,
+    /// The last snapshot that was asked for could not be had: entries alone are not the whole index.
+    lacks_snapshot: bool,
 }
 
 struct Shard {
@@ -135,18 +138,21 @@ impl Reader {
         }
         drop(replica);
         let mut recheck_at = Instant::now();
+        self.recovery.hurry_all(recheck_at);
         loop {
             // All readers hold the replica in turn otherwise, and none would ever see that nobody else does.
             self.read(link).await?;
             let Some(replica) = self.replica.upgrade() else { return Ok(()) };
-            self.health.works(part, Instant::now());
-            backoff.reset();
             self.read_within = READ_WITHIN;
             if Instant::now() >= recheck_at {
                 recheck_at = Instant::now() + RECHECK;
                 self.recheck(link, &replica).await?;
             }
             self.recover(link, &replica).await?;
+            if !self.lacks_snapshot || self.recovery.is_empty() {
+                self.health.works(part, Instant::now());
+                backoff.reset();
+            }
         }
     }
 
@@ -285,7 +291,10 @@ impl Reader {
     async fn recover(&mut self, link: &mut Link, replica: &Replica) -> Result<(), RedisIndexError> {
         for i in 0..self.shards.len() {
             let Some(worker) = self.recovery.next(self.shards[i].number, Instant::now()) else { continue };
-            if let Fetched::Installed(behind) = fetch(link, &worker, replica, &self.health).await? {
+            self.lacks_snapshot = true;
+            let fetched = fetch(link, &worker, replica, &self.health).await?;
+            self.lacks_snapshot = false;
+            if let Fetched::Installed(behind) = fetched {
                 self.recovery.done(&worker);
                 self.shards[i].cursor = self.shards[i].cursor.map(|cursor| cursor.min(behind));
             }

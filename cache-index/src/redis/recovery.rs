@@ -78,6 +78,16 @@ impl Recovery {
         (turn.due, turn.wait) = (now, FIRST_WAIT);
     }
 
+    /// With a new connection everybody's turn has come.
+    pub(super) fn hurry_all(&mut self, now: Instant) {
+        self.behind.values_mut().for_each(|turn| (turn.due, turn.wait) = (now, FIRST_WAIT));
+    }
+
+    /// Whether nobody is behind.
+    pub(super) fn is_empty(&self) -> bool {
+        self.behind.is_empty()
+    }
+
     /// Whether anybody's turn has come.
     pub(super) fn is_busy(&self) -> bool {
         let now = Instant::now();

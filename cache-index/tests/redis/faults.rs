@@ -209,10 +209,11 @@ async fn refusals_degrade_and_end() {
     let other = Redis::start();
     let port = other.port.to_string();
     type Commands<'a> = [&'a [&'a str]; 1];
-    let cases: [(&str, Commands<'_>, Commands<'_>); 3] = [
+    let cases: [(&str, Commands<'_>, Commands<'_>); 4] = [
         ("OOM", [&["CONFIG", "SET", "maxmemory", "1"]], [&["CONFIG", "SET", "maxmemory", "0"]]),
         ("READONLY", [&["REPLICAOF", "127.0.0.1", &port]], [&["REPLICAOF", "NO", "ONE"]]),
         ("XADD", [&["ACL", "SETUSER", "default", "-xadd"]], [&["ACL", "SETUSER", "default", "+xadd"]]),
+        ("XRANGE", [&["ACL", "SETUSER", "default", "-xrange"]], [&["ACL", "SETUSER", "default", "+xrange"]]),
     ];
     for (name, begin, end) in cases {
         begin.iter().for_each(|command| assert_eq!(redis.command(command), "+OK\r\n"));
@@ -229,6 +230,27 @@ async fn refusals_degrade_and_end() {
         let recovered = || worker.is_known_to(&router) && !workers.stats().degraded;
         eventually("recovery", RECOVERY, recovered).await;
     }
+}
+
+#[tokio::test]
+async fn a_reader_that_cannot_have_snapshots_is_degraded_until_it_can() {
+    let redis = Redis::start();
+    let (workers, router) = (open(&redis.url()), open(&redis.url()));
+    let mut worker = TestWorker::new(&workers, "w", 1);
+    worker.store(0..10);
+    eventually("it is known", PATIENCE, || worker.is_known_to(&router)).await;
+    let acl = |rules: &[&str]| {
+        assert_eq!(redis.command(&[&["ACL", "SETUSER", "default"], rules].concat()), "+OK\r\n");
+    };
+    acl(&["-get", "-getrange"]);
+    let stranger = router.replica().enroll(&WorkerId::new("stranger"), WorkerEpoch(1));
+    assert!(stranger.is_some());
+    eventually("a snapshot is missed", PATIENCE, || router.stats().degraded).await;
+    worker.store(10..20);
+    meanwhile("degraded, as entries come", Duration::from_secs(3), || router.stats().degraded).await;
+    assert_eq!(worker.matched_by(&router, &[0, 1, 12]), 3);
+    acl(&["+get", "+getrange"]);
+    eventually("recovery", RECOVERY, || !router.stats().degraded).await;
 }
 
 #[tokio::test]

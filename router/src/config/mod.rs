@@ -159,7 +159,7 @@ pub struct Timeouts {
     #[serde(with = "seconds")]
     pub request_timeout: Duration,
 
-    /// A client that reads nothing for so long while tokens wait is cut off
+    /// A client that reads nothing for so long while tokens wait, or sends nothing of a body, is cut off
     #[arg(long, env = "THALWEG_CLIENT_STALL_TIMEOUT", default_value = "30", value_parser = above_0())]
     #[serde(with = "seconds")]
     pub client_stall_timeout: Duration,

@@ -22,6 +22,15 @@ impl TokenNames<'_> {
     fn name(&self, id: u32) -> String {
         if self.are_ids { format!("token_id:{id}") } else { self.tokenizer.token_text(id) }
     }
+
+    /// A name that tokens have alone which are no text by themselves, as OpenAI's completions give it.
+    fn own_name(&self, id: u32) -> String {
+        let bytes = self.tokenizer.token_bytes(id);
+        if self.are_ids || std::str::from_utf8(&bytes).is_ok() {
+            return self.name(id);
+        }
+        bytes.iter().fold("bytes:".to_owned(), |name, byte| name + &format!("\\x{byte:02x}"))
+    }
 }
 
 /// `choices[].logprobs` of a chat.
@@ -80,7 +89,7 @@ impl CompletionLogprobs {
         let mut all = Self::default();
         for (at, info) in tokens.iter().enumerate() {
             let known = at > 0 || !first_is_prompt;
-            all.tokens.push(names.name(info.logprobs.token_id));
+            all.tokens.push(names.own_name(info.logprobs.token_id));
             all.token_logprobs.push(known.then(|| finite(info.logprobs.logprob)));
             all.top_logprobs.push(known.then(|| top_by_name(names, &info.logprobs, count)));
             all.text_offset.push(info.text_offset);
@@ -110,15 +119,12 @@ pub(crate) fn prompt_logprobs(tokenizer: &Tokenizer, tokens: &[v1::TokenLogprobs
     Value::Array(tokens.iter().enumerate().map(entry).collect())
 }
 
-/// The token itself and its alternatives. Where two tokens read the same, the likelier one stays.
+/// The token itself and its alternatives. Of tokens that read the same the first one stays: the token itself, else the likeliest.
 fn top_by_name(names: TokenNames<'_>, token: &v1::TokenLogprobs, count: u32) -> Map<String, Value> {
     let mut map = Map::new();
     let top = token.top.iter().take(count as usize).map(|top| (top.token_id, top.logprob));
     for (id, logprob) in std::iter::once((token.token_id, token.logprob)).chain(top) {
-        let (name, logprob) = (names.name(id), finite(logprob));
-        if map.get(&name).and_then(Value::as_f64).is_none_or(|known| known < logprob) {
-            map.insert(name, json!(logprob));
-        }
+        map.entry(names.own_name(id)).or_insert_with(|| json!(finite(logprob)));
     }
     map
 }

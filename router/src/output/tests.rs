@@ -212,14 +212,13 @@ fn logprobs_are_finite_and_shaped_as_clients_know_them() {
     });
     assert_eq!(serde_json::to_value(legacy).expect("JSON"), expected);
 
-    // Both read as a replacement mark: the likelier one stays, whichever was chosen.
+    // Bytes that are no text by themselves have names of their own, so that each keeps its value.
     let mut chosen = token(128, -2.0);
-    for (likelier, shown) in [(-0.25, -0.25), (-3.0, -2.0)] {
-        chosen.logprobs.top = vec![top(129, likelier)];
-        let legacy = logprobs::CompletionLogprobs::new(texts, std::slice::from_ref(&chosen), 1, false);
-        let legacy = serde_json::to_value(legacy).expect("JSON");
-        assert_eq!(legacy["top_logprobs"], json!([{"\u{fffd}": shown}]));
-    }
+    chosen.logprobs.top = vec![top(129, -0.25), top(97, -3.0)];
+    let legacy = logprobs::CompletionLogprobs::new(texts, std::slice::from_ref(&chosen), 2, false);
+    let legacy = serde_json::to_value(legacy).expect("JSON");
+    assert_eq!(legacy["tokens"], json!(["bytes:\\x80"]));
+    assert_eq!(legacy["top_logprobs"], json!([{"bytes:\\x80": -2.0, "bytes:\\x81": -0.25, "a": -3.0}]));
 
     let ids = logprobs::TokenNames { are_ids: true, ..texts };
     let legacy = logprobs::CompletionLogprobs::new(ids, &infos, 1, true);

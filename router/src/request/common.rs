@@ -14,6 +14,8 @@ use super::fields::Fields;
 use super::limits::{CACHE_SALT_BYTES_MAX, LOGPROBS_MAX};
 use super::{ReplyOptions, Served, sampling};
 
+/// Tokens of a completion that names no number: OpenAI's own default, vLLM's too. Prompts that are cut to fit leave as many to a chat.
+pub(super) const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Names that a 404 tells.
 const NAMES_TOLD_MAX: usize = 12;
 
@@ -120,9 +122,9 @@ fn usage_of_stream(fields: &Fields<'_>, stream: bool) -> Result<[bool; 2], Route
     Ok([flag("include_usage")?, flag("continuous_usage_stats")?])
 }
 
-/// Tokens that a prompt may have before so many of output, one if nobody says.
+/// Tokens that a prompt may have before so many of output.
 pub(super) fn room_for_prompt(model: &ModelEntry, output: Option<u32>) -> u32 {
-    model.max_model_len.saturating_sub(output.unwrap_or(1)).max(1)
+    model.max_model_len.saturating_sub(output.unwrap_or(DEFAULT_MAX_TOKENS)).max(1)
 }
 
 /// vLLM's `truncate_prompt_tokens`: so many tokens of a prompt that are kept, -1 standing for the context's `room`.

@@ -11,9 +11,6 @@ use super::prompts::PromptField;
 use super::unsupported::refuse_unsupported;
 use super::{Endpoint, MaxTokens, Served, ValidRequest, sampling, structured};
 
-/// OpenAI's own default, vLLM's too.
-const DEFAULT_MAX_TOKENS: u32 = 16;
-
 /// Reads a completions request for one of the models served.
 pub fn parse_completion(
     mut body: Map<String, Value>,
@@ -58,7 +55,7 @@ pub fn parse_completion(
         truncate_to,
         choices,
         sampling: params,
-        max_tokens: explicit.map_or(MaxTokens::Default(DEFAULT_MAX_TOKENS), MaxTokens::Explicit),
+        max_tokens: explicit.map_or(MaxTokens::Default(common::DEFAULT_MAX_TOKENS), MaxTokens::Explicit),
         max_tokens_field: "max_tokens",
         cache_salt: common::cache_salt(&fields)?,
         priority: common::priority(&fields)?,

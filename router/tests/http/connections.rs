@@ -52,6 +52,36 @@ async fn a_connection_that_never_completes_a_request_is_closed() {
     assert_eq!(bytes_until_closed(busy).await.matches("HTTP/1.1 200").count(), 1);
 }
 
+/// Replies for which the head is enough: the rest of the request is read all the same, so that the next one on the connection is served, and a
+/// client that writes on sees its reply.
+#[tokio::test]
+async fn what_a_refused_request_leaves_unread_does_not_end_its_connection() {
+    let stage = stage_with(|c| c.limits.body_bytes_max = 64 << 10, true).await;
+    let head_of = |path: &str, length: usize| {
+        format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n")
+    };
+    for (path, length, status) in
+        [("/nowhere", 1000, "404"), ("/health", 5 << 20, "405"), (COMPLETIONS, 5 << 20, "413")]
+    {
+        let head = format!("{}content-type: application/json\r\n\r\n", head_of(path, length));
+        let mut socket = raw(stage.router.http_address(), &head).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let body = vec![b' '; length];
+        socket.write_all(&body).await.unwrap_or_else(|error| panic!("{status}: {error}"));
+        socket.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let replies = bytes_until_closed(socket).await;
+        assert!(replies.starts_with(&format!("HTTP/1.1 {status}")), "{replies}");
+        assert!(replies.contains("HTTP/1.1 200"), "{status}: {replies}");
+    }
+    // A client that waits to be asked for its body, and one whose body is too long to be read, are told that the connection ends.
+    for more in ["expect: 100-continue\r\ncontent-length: 1000", "content-length: 99000000"] {
+        let head = format!("POST /nowhere HTTP/1.1\r\nhost: x\r\n{more}\r\n\r\n");
+        let replies = bytes_until_closed(raw(stage.router.http_address(), &head).await).await;
+        assert!(replies.starts_with("HTTP/1.1 404"), "{replies}");
+        assert!(replies.to_lowercase().contains("connection: close"), "{replies}");
+    }
+}
+
 /// Bodies that stay away halfway hold memory for as long as a client may stall; all of them together no more than is allowed.
 #[tokio::test]
 async fn bodies_that_have_come_in_part_are_bounded_together() {

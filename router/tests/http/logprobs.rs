@@ -57,9 +57,9 @@ async fn an_echoed_prompt_has_an_entry_per_token_the_first_without_probability()
     let choice = &reply["choices"][0];
     assert_eq!(choice["text"], "ažx");
     let expected = json!({
-        "tokens": ["<s>", "a", "\u{fffd}", "\u{fffd}", "x"],
+        "tokens": ["<s>", "a", "bytes:\\xc5", "bytes:\\xbe", "x"],
         "token_logprobs": [null, -1.0, -1.0, -1.0, -1.0],
-        "top_logprobs": [null, {"a": -1.0, "A": -2.0}, {"\u{fffd}": -1.0, "A": -2.0}, {"\u{fffd}": -1.0, "A": -2.0},
+        "top_logprobs": [null, {"a": -1.0, "A": -2.0}, {"bytes:\\xc5": -1.0, "A": -2.0}, {"bytes:\\xbe": -1.0, "A": -2.0},
                          {"x": -1.0, "A": -2.0}],
         "text_offset": [0, 0, 1, 1, 2],
     });

@@ -29,19 +29,37 @@ pub struct Process {
 impl Process {
     /// Starts the binary with a clean environment of its own.
     pub fn start(binary: &str, args: &[impl AsRef<OsStr>]) -> Self {
+        let mut child = Self::command(binary, args)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{}: {error}", Path::new(binary).display()));
+        let (events, event_reader) = lines(child.stderr.take().expect("piped"), |line| {
+            serde_json::from_str(&line).unwrap_or(Value::String(line))
+        });
+        Self::of(child, events, vec![event_reader])
+    }
+
+    /// The same of one that can write its log nowhere.
+    pub fn start_without_log(binary: &str, args: &[impl AsRef<OsStr>]) -> Self {
+        let full = std::fs::File::create("/dev/full").expect("a device that is full");
+        let child = Self::command(binary, args).stderr(full).spawn();
+        let child = child.unwrap_or_else(|error| panic!("{}: {error}", Path::new(binary).display()));
+        Self::of(child, channel().1, Vec::new())
+    }
+
+    fn command(binary: &str, args: &[impl AsRef<OsStr>]) -> Command {
         let mut command = Command::new(binary);
         for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("THALWEG_") || n == "RUST_LOG") {
             command.env_remove(name);
         }
         command.args(args).args(["--log-format", "json"]).env("HF_HUB_OFFLINE", "1");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child =
-            command.spawn().unwrap_or_else(|error| panic!("{}: {error}", Path::new(binary).display()));
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+    }
+
+    fn of(mut child: Child, events: Receiver<Value>, mut readers: Vec<JoinHandle<()>>) -> Self {
         let (stdout, stdout_reader) = lines(child.stdout.take().expect("piped"), |line| line);
-        let (events, event_reader) = lines(child.stderr.take().expect("piped"), |line| {
-            serde_json::from_str(&line).unwrap_or(Value::String(line))
-        });
-        let readers = vec![stdout_reader, event_reader];
+        readers.push(stdout_reader);
         Self { child, events, seen: Vec::new(), returned: HashMap::new(), stdout, readers }
     }
 

@@ -57,7 +57,8 @@ pub(super) fn open(
     let EngineRequest {
         prompt, sampling, choices, prompt_logprobs, pooling, priority, root, adapter, ..
     } = request;
-    // Before the first token of a prompt there is nothing that it could be predicted from.
+    // The first token of a prompt has nothing that it could be predicted from: one alone has its logprobs already, none.
+    let known_logprobs = prompt_logprobs.filter(|_| prompt.len() == 1).map(|_| Vec::new());
     let prompt_logprobs = prompt_logprobs.filter(|_| prompt.len() > 1);
     let mut carrier =
         prompt_logprobs.is_some().then(|| carrier_of(&choices, &sampling, output_max)).flatten();
@@ -90,7 +91,7 @@ pub(super) fn open(
         prompt_len: prompt.len(),
         wants_logprobs: sampling.logprobs.is_some(),
         draws: output_max > 0,
-        prompt: Some(Box::default()),
+        prompt: Some(Box::new(PromptInfo { prompt_logprobs: known_logprobs, ..PromptInfo::default() })),
         ended,
         has_started: false,
         open,
@@ -160,7 +161,7 @@ impl LiveRequest {
         ledger: &mut Ledger,
     ) -> Option<ChoiceDelta> {
         if let (Some(prompt), Some(logprobs)) = (&mut self.prompt, update.prompt_logprobs) {
-            prompt.prompt_logprobs = logprobs;
+            prompt.prompt_logprobs = Some(logprobs);
         }
         if let (Some(prompt), Some(embedding)) = (&mut self.prompt, update.embedding) {
             prompt.embedding = embedding;

@@ -68,8 +68,8 @@ pub struct PromptInfo {
     pub cached_tokens: u32,
     /// Seconds from arrival to the first step that held the request.
     pub queue_seconds: f64,
-    /// Of the prompt's second token and on, when asked for: one fewer than the prompt has tokens.
-    pub prompt_logprobs: Vec<Logprobs>,
+    /// Of the prompt's second token and on, one fewer than the prompt has tokens; None when not asked for.
+    pub prompt_logprobs: Option<Vec<Logprobs>>,
     /// The prompt's embedding when asked for, else empty.
     pub embedding: Vec<f32>,
 }

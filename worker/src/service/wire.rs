@@ -34,15 +34,12 @@ pub(crate) fn channel_response(ChannelEvent { attempt, event }: ChannelEvent) ->
 fn prompt_info(first_token: u32, info: PromptInfo) -> v1::PromptInfo {
     let unpredicted =
         v1::TokenLogprobs { token_id: first_token, logprob: f32::NAN, rank: 0, top: Vec::new() };
-    let asked = !info.prompt_logprobs.is_empty();
+    let with_first =
+        |known: Vec<_>| std::iter::once(unpredicted).chain(known.into_iter().map(logprobs)).collect();
     v1::PromptInfo {
         cached_tokens: info.cached_tokens,
         queue_seconds: info.queue_seconds,
-        prompt_logprobs: asked
-            .then_some(unpredicted)
-            .into_iter()
-            .chain(info.prompt_logprobs.into_iter().map(logprobs))
-            .collect(),
+        prompt_logprobs: info.prompt_logprobs.map(with_first).unwrap_or_default(),
         embedding: info.embedding,
     }
 }

@@ -67,6 +67,8 @@ fn the_last_tokens_of_a_prompt_are_kept() {
     let context = models().get("tiny").expect("served").max_model_len as usize;
     let long = json!({"prompt": "x".repeat(2 * context), "truncate_prompt_tokens": -1, "max_tokens": 5});
     assert_eq!(ids(long), vec![u32::from(b'x'); context - 5]);
+    let long = json!({"prompt": "x".repeat(2 * context), "truncate_prompt_tokens": -1});
+    assert_eq!(ids(long).len(), context - 16, "room for the default of an answer");
     let chat = tokenized(Endpoint::Chat, json!({"truncate_prompt_tokens": 3}));
     assert_eq!(chat[0].ids.len(), 3);
 
