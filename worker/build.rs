@@ -15,7 +15,9 @@ const TARGETS: [(&str, &str); 4] =
 /// Compilers at once.
 const JOBS: usize = 2;
 /// Beginnings of names of kernels that may use local memory; all others promise that everything is in registers.
-const MAY_SPILL: [&str; 4] = ["attn_split_256_", "attn_whole_256_", "attn_merge_", "sample"];
+const MAY_SPILL: [&str; 3] = ["attn_split_256_", "attn_whole_256_", "attn_merge_"];
+/// Files all of whose functions may.
+const FILES_MAY_SPILL: [&str; 1] = ["sample"];
 
 fn main() -> Result<(), Error> {
     println!("cargo:rerun-if-changed=build.rs");
@@ -115,6 +117,9 @@ fn compile(nvcc: &Path, source: &Path, out: &Path) -> Result<(), Error> {
     if !output.status.success() {
         let errors: Vec<&str> = said.lines().filter(|line| !line.contains("ptxas info")).collect();
         return Err(format!("{}: {}\n{}", source.display(), output.status, errors.join("\n")).into());
+    }
+    if FILES_MAY_SPILL.contains(&stem(source).as_str()) {
+        return Ok(());
     }
     let Err(reason) = check_registers(&said) else { return Ok(()) };
     let reason = format!("{}: {reason}", source.display());

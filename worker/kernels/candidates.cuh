@@ -1,4 +1,4 @@
-// The few tokens that a filter can keep, sorted.
+// The few tokens that a filter can keep, sorted; the first block of a team has them.
 #pragma once
 
 #include "logits.cuh"
@@ -32,23 +32,27 @@ __device__ __forceinline__ void sort(Candidates& candidates) {
     }
 }
 
-// Collects tokens at or above a value and sorts them; false where they are too many.
-__device__ __forceinline__ bool collect(const Logits& logits, float lowest, Candidates& candidates) {
+// Collects tokens at or above a value and sorts them; false where they are too many. Between two of these the team has summed something
+// up, so that nobody is behind.
+__device__ __noinline__ bool collect(const Logits& logits, float lowest, Candidates& candidates) {
     if (threadIdx.x == 0) candidates.n = 0;
-    __syncthreads();
+    team_sync();
+    Candidates& first = *in_part(&candidates, 0);
+    u64 n = 0;
     each(logits, [&](float x, int id) {
         if (x < lowest || x == -INFINITY) return;
-        const int place = atomicAdd(&candidates.n, 1);
-        if (place < CANDIDATES_MAX) candidates.entries[place] = entry_of(x, id);
+        const int place = atomicAdd(&first.n, 1);
+        if (place < CANDIDATES_MAX) first.entries[place] = entry_of(x, id);
+        n++;
     });
-    __syncthreads();
-    if (candidates.n > CANDIDATES_MAX) return false;
-    sort(candidates);
+    if (team_sum(n) > CANDIDATES_MAX) return false;
+    if (part() == 0) sort(candidates);
     return true;
 }
 
-// A value that at least `count` tokens reach: the count-th largest of the threads' own maxima. Uses the candidates' memory.
-__device__ __forceinline__ float reached_by(const Logits& logits, int count, Candidates& candidates) {
+// A value that at least `count` tokens reach: of the blocks' the largest, which is the count-th of its threads' own maxima. Uses the
+// candidates' memory.
+__device__ __noinline__ float reached_by(const Logits& logits, int count, Candidates& candidates) {
     float largest = -INFINITY;
     each(logits, [&](float x, int) { largest = fmaxf(largest, x); });
     __syncthreads();
@@ -56,9 +60,7 @@ __device__ __forceinline__ float reached_by(const Logits& logits, int count, Can
     if (threadIdx.x == 0) candidates.n = THREADS;
     __syncthreads();
     sort(candidates);
-    const float value = value_of(candidates.entries[count - 1]);
-    __syncthreads();
-    return value;
+    return value_of(team_max(candidates.entries[count - 1]));
 }
 
 // Exponents of 2 at which the weight above is taken, for a first guess at where a share ends.
@@ -66,28 +68,29 @@ constexpr int STEPS = 8;
 __device__ constexpr float STEP_EXPONENTS[STEPS] = {-1.f, -2.f, -4.f, -6.f, -8.f, -11.f, -15.f, -20.f};
 
 // The weight of all tokens, and a value above which lies at least `share` of it.
-__device__ __forceinline__ u64 share_above(const Logits& logits, const Weigh& weigh, float share, float& lowest) {
-    u64 above[STEPS] = {}, total = 0;
-    each(logits, [&](float x, int) {
+__device__ __noinline__ u64 share_above(const Logits& logits, const Weigh& weigh, float share, float& lowest) {
+    // By steps, and at the end of all.
+    u64 above[STEPS + 1] = {};
+    each<2>(logits, [&](float x, int) {
         const float exponent = (x - weigh.largest) * weigh.factor;
         const u64 weight = weigh(x);
-        total += weight;
+        above[STEPS] += weight;
         if (exponent < STEP_EXPONENTS[STEPS - 1]) return;
 #pragma unroll
         for (int step = 0; step < STEPS; step++) above[step] += exponent >= STEP_EXPONENTS[step] ? weight : 0;
     });
-    total = block_sum(total);
+    team_sums(above);
+    const u64 total = above[STEPS];
     lowest = -INFINITY;
-    for (int step = 0; step < STEPS; step++) {
-        if ((double)block_sum(above[step]) < (double)share * (double)total) continue;
+#pragma unroll
+    for (int step = STEPS - 1; step >= 0; step--) {
         // A little lower, so that rounding keeps none out.
-        lowest = weigh.largest + (STEP_EXPONENTS[step] - 1e-3f) / weigh.factor;
-        break;
+        if ((double)above[step] >= (double)share * (double)total) lowest = weigh.largest + (STEP_EXPONENTS[step] - 1e-3f) / weigh.factor;
     }
     return total;
 }
 
-// Draws from sorted candidates: top-k, top-p of what it leaves, min-p. `total` is the weight that top-p refers to where
+// Draws from sorted candidates, in the block that has them: top-k, top-p of what it leaves, min-p. `total` is the weight that top-p refers to where
 // top-k is off.
 __device__ __forceinline__ int draw_from(const Candidates& candidates, const SlotParams& params, const Weigh& weigh, u64 total, double random) {
     constexpr int EACH = CANDIDATES_MAX / THREADS;

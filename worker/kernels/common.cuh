@@ -34,10 +34,11 @@ struct MergeItem {
 };
 
 struct DecodeItem {
-    int row, q_start, key_begin, key_end;
+    // Of the row, as RowMeta has them; where its table would begin if it had all blocks.
+    int row, start, len, context, table, key_begin, key_end;
     // Where its result goes, -1: it is the row's only run, and what it meets is written. All parts of the row, those of its runs last
     // (of an only run there is none); runs whose blocks meet.
-    int partial, partial_first, n_partials, n_runs;
+    int partial, partial_first, n_partials, n_runs, reserved;
 };
 
 // One-token rows that stand one behind the other, and keys that all of them have: whole tiles. The first row's result goes to `partial`,
@@ -86,7 +87,7 @@ struct Sampled {
     float top_logprobs[TOP_MAX];
 };
 
-static_assert(sizeof(RowMeta) == 32 && sizeof(AttnItem) == 16 && sizeof(MergeItem) == 16 && sizeof(DecodeItem) == 32 && sizeof(SharedItem) == 24);
+static_assert(sizeof(RowMeta) == 32 && sizeof(AttnItem) == 16 && sizeof(MergeItem) == 16 && sizeof(DecodeItem) == 48 && sizeof(SharedItem) == 24);
 static_assert(sizeof(LogitRow) == 24 && sizeof(PooledRow) == 20 && sizeof(SlotParams) == 64 && sizeof(SlotInit) == 96 && sizeof(Sampled) == 184);
 
 // Waits until the kernel before this one has ended and its writes are seen. Does nothing for a launch that was not

@@ -13,7 +13,6 @@ constexpr int MEET = 8;
 struct Decode {
     const int* counts;
     int group;
-    const RowMeta* rows;
     const int* tables;
     const DecodeItem* items;
     const bf16* qkv;
@@ -61,10 +60,8 @@ struct Run {
 
     __device__ __forceinline__ Run(const Decode& a, const DecodeItem& item, uint32_t shared)
         : a(a), item(item), shared(shared), ring(shared + Q_BYTES + threadIdx.x / 32 * (STAGES * STAGE_BYTES)),
-          table(a.tables + a.rows[item.row].table_offset[a.group] - a.rows[item.row].table_first[a.group]), kv_head(blockIdx.y),
-          group_size(a.q_heads / a.kv_heads), start(a.rows[item.row].start + item.q_start), context(a.rows[item.row].context + item.q_start),
-          rows(min(a.rows[item.row].len - item.q_start, ROWS / (a.q_heads / a.kv_heads)) * (a.q_heads / a.kv_heads)), lane(threadIdx.x % 32),
-          warp(threadIdx.x / 32) {}
+          table(a.tables + item.table), kv_head(blockIdx.y), group_size(a.q_heads / a.kv_heads), start(item.start), context(item.context),
+          rows(min(item.len, ROWS / (a.q_heads / a.kv_heads)) * (a.q_heads / a.kv_heads)), lane(threadIdx.x % 32), warp(threadIdx.x / 32) {}
 
     __device__ __forceinline__ uint32_t place(uint32_t base, int r, int unit) const {
         return base + r * ROW_BYTES + (unit ^ (r & 7)) * 16;
@@ -294,10 +291,12 @@ __device__ __forceinline__ void decode(const Decode& a) {
     __shared__ Weight of_warps[WARPS][ROWS];
     typedef Run<D, STAGES> Part;
     float* results = reinterpret_cast<float*>(memory + Part::Q_BYTES);
+    // There is room for as many items as there are blocks: the first is on its way with their number.
+    DecodeItem item = a.items[blockIdx.x];
     const int n = a.counts[N_DECODE + a.group];
     if (blockIdx.x >= n) wait_for_predecessor();
     for (int i = blockIdx.x; i < n; i += gridDim.x) {
-        const DecodeItem item = a.items[i];
+        if (i != blockIdx.x) item = a.items[i];
         Part run(a, item, shared_address(memory));
         run.walk(i == blockIdx.x);
         run.gather(results, of_warps);
@@ -322,11 +321,11 @@ __device__ __forceinline__ void decode(const Decode& a) {
 }
 
 #define DECODE(NAME, D, STAGES, SHARES)                                                                                                      \
-    KERNEL __launch_bounds__(THREADS) NAME(const int* counts, int group, const RowMeta* rows, const int* tables, const DecodeItem* items,    \
-                                           const bf16* qkv, int qkv_stride, const bf16* k, const bf16* v, bf16* out, float* partial_o,       \
+    KERNEL __launch_bounds__(THREADS) NAME(const int* counts, int group, const int* tables, const DecodeItem* items, const bf16* qkv, \
+                                           int qkv_stride, const bf16* k, const bf16* v, bf16* out, float* partial_o,       \
                                            float2* partial_ml, int* tickets, int q_heads, int kv_heads, float scale, int window) {           \
         release_successor();                                                                                                                 \
-        const Decode a = {counts, group, rows, tables, items, qkv, qkv_stride, k, v, out, partial_o, partial_ml, tickets, q_heads, kv_heads, \
+        const Decode a = {counts, group, tables, items, qkv, qkv_stride, k, v, out, partial_o, partial_ml, tickets, q_heads, kv_heads, \
                           scale, window};                                                                                                    \
         decode<D, STAGES, SHARES>(a);                                                                                                        \
     }

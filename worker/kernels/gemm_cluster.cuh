@@ -7,8 +7,8 @@
 #include "wgmma.cuh"
 
 constexpr int CLUSTER_ROWS = 64, CLUSTER_N = 128, CLUSTER_K = 64;
-// Two warp groups multiply; of two warps more a thread each fetches, one weights and one inputs.
-constexpr int MULTIPLYING = 256, CLUSTER_THREADS = MULTIPLYING + 64, CLUSTER_WARPS = MULTIPLYING / 32;
+// Two warp groups multiply; of two warps more a thread each fetches, one weights and one inputs; the last two make factors, a thread a row.
+constexpr int MULTIPLYING = 256, CLUSTER_THREADS = MULTIPLYING + 64 + CLUSTER_ROWS, CLUSTER_WARPS = MULTIPLYING / 32;
 constexpr int W_BYTES = CLUSTER_N * CLUSTER_K * 2, X_BYTES = CLUSTER_ROWS * CLUSTER_K * 2, STAGE = W_BYTES + X_BYTES;
 // Eights of rows of A; what a block holds of one's sums.
 constexpr int EIGHTS = CLUSTER_ROWS / 8, EIGHT_BYTES = MULTIPLYING * 16;
@@ -43,8 +43,14 @@ struct Cluster {
     static constexpr int STAGES = SPLITS > 2 ? 7 : 8, SHARED_BYTES = STAGES * STAGE + MET_BYTES;
 
     struct Shared {
-        uint64_t full[STAGES], empty[STAGES], met;
+        uint64_t full[STAGES], empty[STAGES], met, scaled;
         float factors[CLUSTER_ROWS], squares[OWN * 8][CLUSTER_WARPS];
+    };
+
+    // What a lane needs of an eight beside its sums: what they are added to; or of heads cosine and sine for both rows, and where row g goes.
+    struct Beside {
+        float of[4];
+        int place;
     };
 
     const TensorMap &weights, &inputs;
@@ -55,17 +61,20 @@ struct Cluster {
     const uint32_t ring;
     // Of the cluster's blocks; of clusters; steps of K.
     const int feature, split, cluster, clusters, begin, end;
+    const int m_cap, m;
 
     __device__ __forceinline__ int columns() const { return IS_GATED ? CLUSTER_N / 2 : CLUSTER_N; }
     __device__ __forceinline__ int tiles() const { return (p.N + columns() - 1) / columns(); }
 
     // By one thread, which makes the barriers.
     __device__ __forceinline__ void fetch_weights() {
+        prefetch_map(weights);
         for (int stage = 0; stage < STAGES; stage++) {
             barrier_init(shared.full[stage], 1);
             barrier_init(shared.empty[stage], 2 * FEATURES);
         }
         barrier_init(shared.met, 1);
+        barrier_init(shared.scaled, CLUSTER_ROWS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         cluster_arrive();
         int stage = 0, phase = 1;
@@ -93,6 +102,7 @@ struct Cluster {
 
     // By another: a part of the rows, for all blocks with the same part of K.
     __device__ __forceinline__ void fetch_inputs() {
+        prefetch_map(inputs);
         cluster_arrive();
         cluster_wait();
         release_successor();
@@ -111,45 +121,65 @@ struct Cluster {
         }
     }
 
-    __device__ __forceinline__ void make_factors(int m) {
-        const int row = threadIdx.x;
-        if (row < CLUSTER_ROWS) {
-            float factor = 1.f;
-            if (scale.squares && row < m) {
-                float total = 0.f;
-                for (int part = 0; part < scale.parts; part++) total += scale.squares[(size_t)row * scale.parts + part];
-                factor = rsqrtf(total / p.K + scale.eps);
-            }
-            shared.factors[row] = factor;
+    // By warps of their own: sums wait for them only at their end.
+    __device__ __forceinline__ void make_factors() {
+        cluster_arrive();
+        cluster_wait();
+        wait_for_predecessor();
+        const int row = threadIdx.x - (MULTIPLYING + 64);
+        float factor = 1.f;
+        if (scale.squares && row < m) {
+            float total = 0.f;
+#pragma unroll 8
+            for (int part = 0; part < scale.parts; part++) total += scale.squares[(size_t)row * scale.parts + part];
+            factor = rsqrtf(total / p.K + scale.eps);
         }
-        sync_group();
+        shared.factors[row] = factor;
+        barrier_arrive(shared.scaled);
     }
 
     // What a lane has of an eight: rows 2t and 2t + 1 of A, columns g and g + 8 of the warp's sixteen, which begin here.
     __device__ __forceinline__ int first_column(int tile) const { return tile * CLUSTER_N + threadIdx.x / 32 * 16; }
 
-    __device__ __forceinline__ void load_before(float (&before)[4], int tile, int eight, int m) const {
+    __device__ __forceinline__ void load_before(Beside& beside, int tile, int eight) const {
         const int lane = threadIdx.x % 32, n = first_column(tile);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int row = eight * 8 + lane % 4 * 2 + i % 2, column = n + lane / 4 + i / 2 * 8;
-            before[i] = row < m && n < p.N ? static_cast<const float*>(p.C)[(size_t)row * p.N + column] : 0.f;
+            beside.of[i] = row < m_cap && n < p.N ? static_cast<const float*>(p.C)[(size_t)row * p.N + column] : 0.f;
         }
     }
 
-    __device__ __forceinline__ void store_heads(const float (&x)[4], int tile, int eight, int m) const {
+    // Eights of pairs of a warp: which head, and where in it.
+    __device__ __forceinline__ int first_pair(int tile) const { return tile * (CLUSTER_N / 2) + threadIdx.x / 32 * 8; }
+
+    // Of this step, and written before it began.
+    __device__ __forceinline__ void load_turn(Beside& beside, int tile, int eight) const {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, pair = first_pair(tile);
+        const Heads& h = p.heads;
+        if (pair / h.half < h.q_heads + h.kv_heads) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int row = eight * 8 + t * 2 + i;
+                const float2 angle = row < m ? h.rope[(size_t)h.positions[row] * h.half + pair % h.half + g] : make_float2(1.f, 0.f);
+                beside.of[2 * i] = angle.x, beside.of[2 * i + 1] = angle.y;
+            }
+        }
+        beside.place = eight * 8 + g < m ? h.places[eight * 8 + g] : -1;
+    }
+
+    __device__ __forceinline__ void store_heads(const float (&x)[4], const Beside& beside, int tile, int eight) const {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         const Heads& h = p.heads;
-        const int pair = tile * (CLUSTER_N / 2) + threadIdx.x / 32 * 8, head = pair / h.half, in_head = pair % h.half;
+        const int pair = first_pair(tile), head = pair / h.half, in_head = pair % h.half;
         if (head >= h.q_heads + 2 * h.kv_heads) return;
         const bool is_q = head < h.q_heads, is_v = head >= h.q_heads + h.kv_heads;
         const int column = head * 2 * h.half + in_head;
         float low[2] = {x[0], x[1]}, high[2] = {x[2], x[3]};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int row = eight * 8 + t * 2 + i;
             if (h.bias) low[i] += __bfloat162float(h.bias[column + g]), high[i] += __bfloat162float(h.bias[column + h.half + g]);
-            if (!is_v && row < m) turn(low[i], high[i], h.rope[(size_t)h.positions[row] * h.half + in_head + g]);
+            if (!is_v) turn(low[i], high[i], make_float2(beside.of[2 * i], beside.of[2 * i + 1]));
         }
         const uint32_t lows = transpose(pack(low[0], low[1])), highs = transpose(pack(high[0], high[1]));
         const int row = eight * 8 + g;
@@ -159,14 +189,13 @@ struct Cluster {
             *reinterpret_cast<uint32_t*>(to) = lows, *reinterpret_cast<uint32_t*>(to + h.half) = highs;
             return;
         }
-        const int place = h.places[row];
-        if (place < 0) return;
-        const size_t at = kv_index(place, head - h.q_heads - (is_v ? h.kv_heads : 0), h.kv_heads, 2 * h.half) + in_head + t * 2;
+        if (beside.place < 0) return;
+        const size_t at = kv_index(beside.place, head - h.q_heads - (is_v ? h.kv_heads : 0), h.kv_heads, 2 * h.half) + in_head + t * 2;
         void* cache = is_v ? h.v_cache : h.k_cache;
         store_kv_pair(cache, at, lows, h.kv_dtype), store_kv_pair(cache, at + h.half, highs, h.kv_dtype);
     }
 
-    __device__ __forceinline__ void store_gated(const float (&x)[4], int tile, int eight, int m) const {
+    __device__ __forceinline__ void store_gated(const float (&x)[4], int tile, int eight) const {
         const int lane = threadIdx.x % 32, activation = p.mode - STORE_GATED;
         const int row = eight * 8 + lane / 4, column = tile * (CLUSTER_N / 2) + threadIdx.x / 32 * 8 + lane % 4 * 2;
         const uint32_t y = transpose(pack(activate(x[0], activation) * x[2], activate(x[1], activation) * x[3]));
@@ -174,14 +203,13 @@ struct Cluster {
     }
 
     // Rows times the weight of the norm behind, and what this warp knows of their squares.
-    __device__ __forceinline__ void store_behind(const float (&x)[4], int tile, int eight, int own, int m) {
+    __device__ __forceinline__ void store_behind(const float (&x)[4], float2 weight, int tile, int eight, int own) {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, n = first_column(tile), row = eight * 8 + g;
         if (n >= p.N) {
             if (g == 0) shared.squares[own * 8 + t * 2][threadIdx.x / 32] = 0.f, shared.squares[own * 8 + t * 2 + 1][threadIdx.x / 32] = 0.f;
             return;
         }
-        const float low = __bfloat162float(behind.weight[n + g]), high = __bfloat162float(behind.weight[n + g + 8]);
-        const uint32_t lows = transpose(pack(x[0] * low, x[1] * low)), highs = transpose(pack(x[2] * high, x[3] * high));
+        const uint32_t lows = transpose(pack(x[0] * weight.x, x[1] * weight.x)), highs = transpose(pack(x[2] * weight.y, x[3] * weight.y));
         if (row < m) {
             bf16* to = behind.rows + (size_t)row * p.N + n + t * 2;
             *reinterpret_cast<uint32_t*>(to) = lows, *reinterpret_cast<uint32_t*>(to + 8) = highs;
@@ -195,23 +223,23 @@ struct Cluster {
     }
 
     // A lane's sums of an eight, the block's `own`-th.
-    __device__ __forceinline__ void store(float (&x)[4], const float (&before)[4], int tile, int eight, int own, int m) {
+    __device__ __forceinline__ void store(float (&x)[4], const Beside& beside, float2 next_weight, int tile, int eight, int own) {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         const float2 factor = *reinterpret_cast<const float2*>(shared.factors + eight * 8 + t * 2);
         x[0] *= factor.x, x[1] *= factor.y, x[2] *= factor.x, x[3] *= factor.y;
         if constexpr (MODE == STORE_HEADS) {
-            store_heads(x, tile, eight, m);
+            store_heads(x, beside, tile, eight);
         } else if constexpr (IS_GATED) {
-            store_gated(x, tile, eight, m);
+            store_gated(x, tile, eight);
         } else {
             const int n = first_column(tile);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int row = eight * 8 + t * 2 + i % 2;
-                if (ADDS) x[i] += before[i];
+                if (ADDS) x[i] += beside.of[i];
                 if (row < m && n < p.N) put(p.C, (size_t)row * p.N + n + g + i / 2 * 8, x[i], MODE == STORE_BF16 ? STORE_BF16 : STORE_F32);
             }
-            if (LEAVES_NORM && behind.weight) store_behind(x, tile, eight, own, m);
+            if (LEAVES_NORM && behind.weight) store_behind(x, next_weight, tile, eight, own);
         }
     }
 
@@ -233,7 +261,7 @@ struct Cluster {
     }
 
     // The only tile of a block that has a part of K, from what met.
-    __device__ __forceinline__ void store_met(const float (&before)[OWN][4], int tile, int m) {
+    __device__ __forceinline__ void store_met(const Beside (&beside)[OWN], float2 next_weight, int tile) {
         const uint32_t met = ring + STAGES * STAGE + threadIdx.x * 16;
 #pragma unroll
         for (int own = 0; own < OWN; own++) {
@@ -244,7 +272,7 @@ struct Cluster {
                 const uint4 y = read_shared(met + (part * OWN + own) * EIGHT_BYTES);
                 x[0] += __uint_as_float(y.x), x[1] += __uint_as_float(y.y), x[2] += __uint_as_float(y.z), x[3] += __uint_as_float(y.w);
             }
-            store(x, before[own], tile, split * OWN + own, own, m);
+            store(x, beside[own], next_weight, tile, split * OWN + own, own);
         }
         if (!LEAVES_NORM || !behind.weight) return;
         sync_group();
@@ -257,17 +285,22 @@ struct Cluster {
         }
     }
 
-    __device__ __forceinline__ void multiply(int m_cap, const int* m_ptr) {
+    __device__ __forceinline__ void multiply() {
         cluster_arrive();
         cluster_wait();
+        // What stores need is on its way while sums are made; of weights and of the step before the kernel in front has ended.
+        const int half = threadIdx.x / 128, own_tile = cluster * FEATURES + feature, n = first_column(own_tile) + threadIdx.x % 32 / 4;
+        Beside beside[OWN] = {};
+        float2 next_weight = {};
+        if (LEAVES_NORM && behind.weight && n < p.N) next_weight = make_float2(__bfloat162float(behind.weight[n]), __bfloat162float(behind.weight[n + 8]));
+        if (SPLITS > 1 && MODE == STORE_HEADS) {
+#pragma unroll
+            for (int own = 0; own < OWN; own++) load_turn(beside[own], own_tile, split * OWN + own);
+        }
         wait_for_predecessor();
-        const int m = rows_of(m_ptr, m_cap), half = threadIdx.x / 128;
-        make_factors(m);
-        // What sums are added to is on its way while they are made.
-        float before[OWN][4] = {};
         if (SPLITS > 1 && ADDS) {
 #pragma unroll
-            for (int own = 0; own < OWN; own++) load_before(before[own], cluster * FEATURES + feature, split * OWN + own, m);
+            for (int own = 0; own < OWN; own++) load_before(beside[own], own_tile, split * OWN + own);
         }
         int stage = 0, phase = 0, left = 0;
         for (int group = cluster; group * FEATURES < tiles(); group += clusters) left += end - begin;
@@ -299,13 +332,16 @@ struct Cluster {
             release(stage == 0 ? STAGES - 1 : stage - 1);
             if constexpr (SPLITS > 1) {
                 meet(c);
-                store_met(before, tile, m);
+                barrier_wait(shared.scaled, 0);
+                store_met(beside, next_weight, tile);
             } else {
+                barrier_wait(shared.scaled, 0);
 #pragma unroll
                 for (int eight = 0; eight < EIGHTS; eight++) {
                     float x[4] = {c[eight * 4], c[eight * 4 + 1], c[eight * 4 + 2], c[eight * 4 + 3]};
-                    if (ADDS) load_before(before[0], tile, eight, m);
-                    store(x, before[0], tile, eight, 0, m);
+                    if (ADDS) load_before(beside[0], tile, eight);
+                    if (MODE == STORE_HEADS) load_turn(beside[0], tile, eight);
+                    store(x, beside[0], next_weight, tile, eight, 0);
                 }
             }
         }
@@ -331,8 +367,11 @@ __device__ __forceinline__ void by_clusters(const TensorMap& weights, const Tens
             (int)blockIdx.x / Of::SIZE,
             (int)gridDim.x / Of::SIZE,
             steps * split / SPLITS,
-            steps * (split + 1) / SPLITS};
-    if (threadIdx.x < MULTIPLYING) return work.multiply(m_cap, m_ptr);
+            steps * (split + 1) / SPLITS,
+            m_cap,
+            rows_of(m_ptr, m_cap)};
+    if (threadIdx.x < MULTIPLYING) return work.multiply();
+    if (threadIdx.x >= MULTIPLYING + 64) return work.make_factors();
     if (threadIdx.x == MULTIPLYING) return work.fetch_weights();
     if (threadIdx.x == MULTIPLYING + 32) return work.fetch_inputs();
     cluster_arrive();

@@ -74,9 +74,9 @@ struct Multiplier {
     const uint32_t memory;
     int stage = 0, phase = 0;
 
-    // The product's tiles from this one on that are this block's. `WITHIN`: A is one row, in shared memory at `inputs`.
+    // The product's tiles from this one on that are this block's; `beside` is at the first. `WITHIN`: A is one row, in shared memory at `inputs`.
     template <bool WITHIN>
-    __device__ __forceinline__ void multiply(const Product& p, int first_tile, int m, uint32_t inputs) {
+    __device__ __forceinline__ void multiply(const Product& p, Beside& beside, int first_tile, int m, uint32_t inputs) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         const int blocks = p.blocks(), rounds = p.rounds(), tiles = p.tiles();
         // One group's inputs are loaded a round before they are used: while weights stream, even what is in L2 takes long to come. For
@@ -85,6 +85,8 @@ struct Multiplier {
         uint4 next[1][SLICE];
         if constexpr (AHEAD) load_inputs(next, p.A, p.K, m, warp * SLICE);
         for (int tile = first_tile; tile < tiles; tile += gridDim.x) {
+            if (tile != first_tile) beside.go_to(p, tile);
+            beside.load_before(p);
             float c[GROUPS][4] = {};
             for (int round = 0; round < rounds; round++) {
                 const int first_block = round * ROUND + warp * SLICE;
@@ -123,7 +125,7 @@ struct Multiplier {
             }
             keep_sums<GROUPS>(sums, c);
             sync_multiplying();
-            store_tile<GROUPS>(sums, p, tile, m);
+            store_tile<GROUPS>(sums, p, beside);
             sync_multiplying();
         }
     }

@@ -62,12 +62,15 @@ __device__ __forceinline__ void small(const Product& p, const Norm& norm, int m_
     ring.init();
     release_successor();
     if (threadIdx.x / 32 == SEGMENTS) return Fetcher{ring, weights}.fetch(p, blockIdx.x);
+    const int m = rows_of(m_ptr, m_cap);
+    Beside beside(p, m, m_cap);
+    beside.go_to(p, blockIdx.x);
     if constexpr (WITHIN) {
         put_norm(norm, p.K, inputs);
     } else {
         wait_for_predecessor();
     }
-    Multiplier<GROUPS>{ring, sums, weights}.template multiply<WITHIN>(p, blockIdx.x, rows_of(m_ptr, m_cap), inputs);
+    Multiplier<GROUPS>{ring, sums, weights}.template multiply<WITHIN>(p, beside, blockIdx.x, m, inputs);
 }
 
 #else
@@ -101,7 +104,11 @@ __device__ __forceinline__ void small(const Product& p, const Norm&, int m_cap, 
         }
         if (warp < SEGMENTS) keep_sums<GROUPS>(sums, c);
         __syncthreads();
-        if (warp < SEGMENTS) store_tile<GROUPS>(sums, p, tile, m);
+        if (warp < SEGMENTS) {
+            Beside beside(p, m, m_cap);
+            beside.go_to(p, tile), beside.load_before(p);
+            store_tile<GROUPS>(sums, p, beside);
+        }
         __syncthreads();
     }
 }

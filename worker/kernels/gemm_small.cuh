@@ -67,42 +67,67 @@ __device__ __forceinline__ float rounded(float x) {
     return __bfloat162float(__float2bfloat16(x));
 }
 
+// What a sum of a tile, or of a pair, meets when it is there: a thread has one, of 16 rows and 16 columns at most.
+struct Beside {
+    // Row -1: none.
+    int row, column, n = 0;
+    // What it is added to.
+    float before = 0.f;
+    // Of heads: where the row stands, where its keys and values go, cosine and sine.
+    int position = 0, place = -1;
+    float2 angle = {1.f, 0.f};
+
+    // Of heads it reads what was there before the step began.
+    __device__ __forceinline__ Beside(const Product& p, int m, int m_cap) : row(threadIdx.x / p.columns()), column(threadIdx.x % p.columns()) {
+        if (p.mode == STORE_HEADS && row < m_cap) position = p.heads.positions[row], place = p.heads.places[row];
+        if (row >= m) row = -1;
+    }
+
+    __device__ __forceinline__ void go_to(const Product& p, int tile) {
+        const Heads& h = p.heads;
+        n = p.first_column(tile) + column;
+        if (p.mode == STORE_HEADS && row >= 0 && n / (2 * h.half) < h.q_heads + h.kv_heads) angle = h.rope[(size_t)position * h.half + n % (2 * h.half)];
+    }
+
+    __device__ __forceinline__ void load_before(const Product& p) {
+        if (p.mode == STORE_ADD && row >= 0 && n < p.N) before = static_cast<const float*>(p.C)[(size_t)row * p.N + n];
+    }
+};
+
 // A pair of one head, and where it goes.
-__device__ __forceinline__ void store_pair(const Product& p, int row, int column, float low, float high) {
+__device__ __forceinline__ void store_pair(const Product& p, const Beside& beside, float low, float high) {
     const Heads& h = p.heads;
-    const int head = column / (2 * h.half), i = column % (2 * h.half), place = h.places[row];
+    const int column = beside.n, head = column / (2 * h.half), i = column % (2 * h.half);
     const bool is_q = head < h.q_heads, is_v = head >= h.q_heads + h.kv_heads;
-    if (!is_q && place < 0) return;
+    if (!is_q && beside.place < 0) return;
     if (h.bias) low += __bfloat162float(h.bias[column]), high += __bfloat162float(h.bias[column + h.half]);
-    if (!is_v) turn(low, high, h.rope[(size_t)h.positions[row] * h.half + i]);
+    if (!is_v) turn(low, high, beside.angle);
     if (is_q) {
-        bf16* to = static_cast<bf16*>(p.C) + (size_t)row * p.N + column;
+        bf16* to = static_cast<bf16*>(p.C) + (size_t)beside.row * p.N + column;
         to[0] = __float2bfloat16(low), to[h.half] = __float2bfloat16(high);
         return;
     }
-    const size_t at = kv_index(place, head - h.q_heads - (is_v ? h.kv_heads : 0), h.kv_heads, 2 * h.half) + i;
+    const size_t at = kv_index(beside.place, head - h.q_heads - (is_v ? h.kv_heads : 0), h.kv_heads, 2 * h.half) + i;
     void* cache = is_v ? h.v_cache : h.k_cache;
     store_kv(cache, at, low, h.kv_dtype), store_kv(cache, at + h.half, high, h.kv_dtype);
 }
 
 // Sums of the segments to C. Those of a pair are rounded before they meet, as they are where a kernel of its own does that.
 template <int GROUPS>
-__device__ __forceinline__ void store_tile(const Sums<GROUPS>& sums, const Product& p, int tile, int m) {
-    const int columns = p.columns(), first = p.first_column(tile);
-    for (int i = threadIdx.x; i < m * columns; i += 32 * SEGMENTS) {
-        const int column = i % columns, row = i / columns, n = first + column;
-        if (n >= p.N) continue;
-        const float x = meet<GROUPS>(sums, column, row);
-        if (!p.paired()) {
-            put(p.C, (size_t)row * p.N + n, x, p.mode);
-            continue;
-        }
-        const float y = rounded(meet<GROUPS>(sums, column + columns, row));
-        if (p.gated()) {
-            put(p.C, (size_t)row * p.N + n, activate(rounded(x), p.mode - STORE_GATED) * y, STORE_BF16);
-        } else {
-            store_pair(p, row, n, rounded(x), y);
-        }
+__device__ __forceinline__ void store_tile(const Sums<GROUPS>& sums, const Product& p, const Beside& beside) {
+    if (beside.row < 0 || beside.n >= p.N) return;
+    const size_t at = (size_t)beside.row * p.N + beside.n;
+    const float x = meet<GROUPS>(sums, beside.column, beside.row);
+    if (p.mode == STORE_ADD) {
+        static_cast<float*>(p.C)[at] = beside.before + x;
+        return;
+    }
+    if (!p.paired()) return put(p.C, at, x, p.mode);
+    const float y = rounded(meet<GROUPS>(sums, beside.column + p.columns(), beside.row));
+    if (p.gated()) {
+        put(p.C, at, activate(rounded(x), p.mode - STORE_GATED) * y, STORE_BF16);
+    } else {
+        store_pair(p, beside, rounded(x), y);
     }
 }
 

@@ -1,4 +1,4 @@
-// From logits to tokens and logprobs, a block a row. Only the few candidates that a filter can keep are sorted; where they
+// From logits to tokens and logprobs, a block a row or, where rows are few, a cluster of blocks. Only the few candidates that a filter can keep are sorted; where they
 // are too many, its threshold is searched for bit by bit. Weights are whole numbers of 2^-40: sums are exact in any order.
 #include "candidates.cuh"
 #include "search.cuh"
@@ -20,6 +20,7 @@ __device__ __forceinline__ double uniform(u64 seed, int choice, int output_index
     return bits * 0x1p-53;
 }
 
+// In the first block of the team, others may not know the token.
 __device__ __forceinline__ int draw(const Logits& logits, const SlotParams& params, int output_index, Candidates& candidates) {
     const int likeliest = argmax(logits);
     const float largest = logits.at(likeliest);
@@ -36,7 +37,7 @@ __device__ __forceinline__ int draw(const Logits& logits, const SlotParams& para
     } else if (params.top_k == 0 && params.min_p > 0.f) {
         lowest = largest + (log2f(params.min_p) - 1e-3f) / weigh.factor;
     }
-    if (lowest > -INFINITY && collect(logits, lowest, candidates)) return draw_from(candidates, params, weigh, total, random);
+    if (lowest > -INFINITY && collect(logits, lowest, candidates)) return part() == 0 ? draw_from(candidates, params, weigh, total, random) : 0;
     Kept kept;
     if (params.top_k > 0) kept = keep_top(logits, params.top_k);
     if (params.top_p < 1.f) kept = keep_share(logits, kept, weigh, params.top_p);
@@ -52,21 +53,22 @@ struct Normal {
     __device__ __forceinline__ float logprob(float x) const { return (float)((double)x - (double)largest - log_sum); }
 };
 
-__device__ __forceinline__ Normal normalise(const Logits& logits) {
+__device__ __noinline__ Normal normalise(const Logits& logits) {
     const float largest = logits.at(argmax(logits));
-    double total = 0;
-    each(logits, [&](float x, int) { total += expf(x - largest); });
-    return Normal{largest, log(block_sum(total))};
+    u64 total = 0;
+    each(logits, [&](float x, int) { total += __float2ull_rn(expf(x - largest) * ONE); });
+    return Normal{largest, log((double)team_sum(total) / ONE)};
 }
 
-__device__ __forceinline__ int rank_of(const Logits& logits, float x) {
+__device__ __noinline__ int rank_of(const Logits& logits, float x) {
     return 1 + (int)sum(logits, [&](float other, int) { return other > x ? 1ull : 0ull; });
 }
 
-// The likeliest tokens, most likely first, the lowest id first among equals. Where no number is left there is nothing to list.
-__device__ __forceinline__ void list_top(const Logits& logits, const Normal& normal, int count, Candidates& candidates, Sampled* out) {
+// The likeliest tokens, most likely first, the lowest id first among equals; the first block lists them. Where no number is left there is nothing
+// to list.
+__device__ __noinline__ void list_top(const Logits& logits, const Normal& normal, int count, Candidates& candidates, Sampled* out) {
     if (count == 0) {
-        if (threadIdx.x == 0) out->n_top = 0;
+        if (part() == 0 && threadIdx.x == 0) out->n_top = 0;
         return;
     }
     if (!collect(logits, reached_by(logits, count, candidates), candidates)) {
@@ -78,13 +80,14 @@ __device__ __forceinline__ void list_top(const Logits& logits, const Normal& nor
                 const u64 entry = entry_of(x, id);
                 if (entry < below && x > -INFINITY) best = max(best, entry);
             });
-            best = block_max(best);
+            best = team_max(best);
             if (threadIdx.x == 0) candidates.entries[i] = best;
             __syncthreads();
         }
         if (threadIdx.x == 0) candidates.n = count;
         __syncthreads();
     }
+    if (part() > 0) return;
     const int n = min(candidates.n, count);
     if (threadIdx.x < n) {
         const u64 entry = candidates.entries[threadIdx.x];
@@ -132,16 +135,20 @@ __device__ __forceinline__ void undo(float* values, int vocab, const SlotParams&
     __syncthreads();
 }
 
-// Grid: rows of the pass.
+// Grid: rows of the pass times blocks of a cluster.
 KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* rows, int first, float* logits, int vocab, const SlotParams* slots,
                                          const Bias* slot_bias, const int* slot_end, int* last_token, unsigned* seen, const unsigned* masks, Sampled* out) {
     __shared__ Replaced replaced;
     __shared__ Candidates candidates;
+    // Nobody writes to a block that has not begun.
+    if (parts() > 1) team_sync();
     wait_for_predecessor();
-    if (first + (int)blockIdx.x >= counts[N_LOGIT_ROWS]) return;
-    const LogitRow row = rows[first + blockIdx.x];
-    Sampled* result = out + first + blockIdx.x;
-    float* values = logits + (size_t)blockIdx.x * vocab;
+    const int index = blockIdx.x / parts();
+    const bool tells = part() == 0 && threadIdx.x == 0;
+    if (first + index >= counts[N_LOGIT_ROWS]) return;
+    const LogitRow row = rows[first + index];
+    Sampled* result = out + first + index;
+    float* values = logits + (size_t)index * vocab;
     const SlotParams params = slots[row.slot];
     const Logits raw = {values, nullptr, 1.f, 0.f, 0.f, vocab, nullptr};
     Normal normal = {};
@@ -150,13 +157,13 @@ KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* r
         list_top(raw, normal, min(row.top, TOP_MAX), candidates, result);
         const float x = row.target >= 0 && row.target < vocab ? raw.at(row.target) : -INFINITY;
         const int rank = rank_of(raw, x);
-        if (threadIdx.x == 0) {
+        if (tells) {
             result->target_logprob = normal.logprob(x);
             result->target_rank = rank;
         }
     }
     if (row.output_index < 0) {
-        if (threadIdx.x == 0) result->token = -1;
+        if (tells) result->token = -1;
         return;
     }
     unsigned* counts_of_slot = params.has_penalty ? seen + (size_t)row.slot * vocab : nullptr;
@@ -164,15 +171,25 @@ KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* r
     const Logits edited = {values, counts_of_slot, params.repetition, params.frequency, params.presence, vocab, mask};
     const Bias* bias = slot_bias + (size_t)row.slot * BIAS_MAX;
     const int* end = slot_end + (size_t)row.slot * END_IDS_MAX;
-    edit(values, raw, params, bias, end, row.output_index, replaced);
-    const int token = draw(edited, params, row.output_index, candidates);
-    __syncthreads();
-    undo(values, vocab, params, bias, end, row.output_index, replaced);
-    const float x = raw.at(token);
-    const int rank = row.top >= 0 ? rank_of(raw, x) : 0;
-    if (threadIdx.x == 0) {
+    const bool edits = params.n_bias > 0 || (params.n_end > 0 && row.output_index < params.min_tokens);
+    if (edits) {
+        if (part() == 0) edit(values, raw, params, bias, end, row.output_index, replaced);
+        team_sync();
+    }
+    int token = draw(edited, params, row.output_index, candidates);
+    if (edits) {
+        team_sync();
+        if (part() == 0) undo(values, vocab, params, bias, end, row.output_index, replaced);
+    }
+    int rank = 0;
+    if (row.top >= 0) {
+        // Others learn the token; what was undone is seen by all.
+        token = (int)team_max(part() == 0 ? token : 0);
+        rank = rank_of(raw, raw.at(token));
+    }
+    if (tells) {
         result->token = token;
-        result->logprob = row.top >= 0 ? normal.logprob(x) : NAN;
+        result->logprob = row.top >= 0 ? normal.logprob(raw.at(token)) : NAN;
         result->rank = rank;
         last_token[row.slot] = token;
         if (counts_of_slot) counts_of_slot[token] += 1;

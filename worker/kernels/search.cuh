@@ -5,6 +5,7 @@
 
 // A search fixes this many bits of a key in one pass over the row.
 constexpr int BITS = 3, CHOICES = (1 << BITS) - 1;
+constexpr u64 UNKNOWN = ~0ull;
 
 // Tokens that may be drawn: those above a key, and of those at it the ones up to an id.
 struct Kept {
@@ -19,53 +20,44 @@ template <typename Measure>
 __device__ __forceinline__ u64 sum(const Logits& logits, Measure measure) {
     u64 total = 0;
     each(logits, [&](float x, int id) { total += measure(x, id); });
-    return block_sum(total);
+    return team_sum(total);
 }
 
 // The largest key such that tokens at or above it measure at least `wanted`.
 template <typename Measure>
 __device__ __forceinline__ unsigned search(const Logits& logits, u64 wanted, Measure measure) {
-    __shared__ u64 sums[WARPS][CHOICES];
     unsigned key = 0;
     for (int shift = 32 - BITS; shift > -BITS; shift -= BITS) {
         const int bit = max(shift, 0);
         u64 above[CHOICES] = {};
-        each(logits, [&](float x, int id) {
+        each<1>(logits, [&](float x, int id) {
             const unsigned own = key_of(x);
             if (own < key) return;
             const u64 amount = measure(x, id);
 #pragma unroll
             for (int choice = 0; choice < CHOICES; choice++) above[choice] += own >= (key | (unsigned)(choice + 1) << bit) ? amount : 0;
         });
-#pragma unroll
-        for (int choice = 0; choice < CHOICES; choice++) {
-            const u64 part = warp_sum(above[choice]);
-            if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32][choice] = part;
-        }
-        __syncthreads();
+        team_sums(above);
         unsigned digit = 0;
+#pragma unroll
         for (int choice = 0; choice < CHOICES; choice++) {
             // In the last pass the low bits that are left are fewer: larger digits would touch bits that are fixed.
             if (shift < 0 && choice + 1 >= 1 << (BITS + shift)) break;
-            u64 total = 0;
-            for (int warp = 0; warp < WARPS; warp++) total += sums[warp][choice];
-            if (total >= wanted) digit = choice + 1;
+            if (above[choice] >= wanted) digit = choice + 1;
         }
-        __syncthreads();
         key |= digit << bit;
     }
     return key;
 }
 
-// The first id, upward, at which the running sum of `measure` exceeds `target(sum of all)`, which is below that sum. The warps
-// share out the row, then the part that holds the id, until one warp can walk it.
+// The first id of a range, upward, at which the running sum of `measure` exceeds a target, which is below the range's sum; `target_of(sum)` where
+// it is not known before. The warps of the block share out the range, then the part that holds the id, until one warp can walk it.
 template <typename Target, typename Measure>
-__device__ __forceinline__ int find(const Logits& logits, Target target_of, Measure measure) {
+__device__ __forceinline__ int find_within(const Logits& logits, int first, int end, u64 target, Target target_of, Measure measure) {
     __shared__ u64 sums[WARPS];
     __shared__ int found;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int first = 0, end = logits.vocab;
-    u64 before = 0, target = ~0ull;
+    u64 before = 0;
     if (threadIdx.x == 0) found = 0;
     do {
         const int part = (end - first + THREADS - 1) / THREADS * 32, from = first + warp * part, to = min(from + part, end);
@@ -75,7 +67,7 @@ __device__ __forceinline__ int find(const Logits& logits, Target target_of, Meas
         sum = warp_sum(sum);
         if (lane == 0) sums[warp] = sum;
         __syncthreads();
-        if (target == ~0ull) {
+        if (target == UNKNOWN) {
             u64 total = 0;
             for (int other = 0; other < WARPS; other++) total += sums[other];
             target = target_of(total);
@@ -109,8 +101,39 @@ __device__ __forceinline__ int find(const Logits& logits, Target target_of, Meas
     return id;
 }
 
+// The same of all tokens, `target_of(sum)` being below their sum. Each block of a team has a range, of which one holds the id.
+template <typename Target, typename Measure>
+__device__ __forceinline__ int find(const Logits& logits, Target target_of, Measure measure) {
+    int first = 0, end = logits.vocab;
+    u64 target = UNKNOWN;
+    bool holds = true;
+    if (parts() > 1) {
+        const int range = (end + parts() - 1) / parts();
+        first = part() * range, end = min(first + range, end);
+        u64 own = 0;
+#pragma unroll 4
+        for (int id = first + threadIdx.x; id < end; id += THREADS) own += measure(logits.at(id), id);
+        u64 sums[PARTS_MAX];
+#pragma unroll
+        for (int other = 0; other < PARTS_MAX; other++) sums[other] = other == part() ? own : 0;
+        team_sums(sums);
+        u64 total = 0, before = 0;
+        own = 0;
+#pragma unroll
+        for (int other = 0; other < PARTS_MAX; other++) {
+            total += sums[other];
+            before += other < part() ? sums[other] : 0;
+            own += other == part() ? sums[other] : 0;
+        }
+        target = target_of(total) - before;
+        holds = target < own;
+    }
+    const int id = holds ? find_within(logits, first, end, target, target_of, measure) : 0;
+    return parts() > 1 ? (int)team_max(id) : id;
+}
+
 // Keeps the `count` likeliest of all tokens.
-__device__ __forceinline__ Kept keep_top(const Logits& logits, int count) {
+__device__ __noinline__ Kept keep_top(const Logits& logits, int count) {
     Kept kept;
     if (count >= logits.vocab) return kept;
     kept.key = search(logits, count, [](float, int) { return 1ull; });
@@ -121,7 +144,7 @@ __device__ __forceinline__ Kept keep_top(const Logits& logits, int count) {
 }
 
 // Of what is kept, the shortest run of the likeliest that weighs at least `share` of it.
-__device__ __forceinline__ Kept keep_share(const Logits& logits, const Kept& kept, const Weigh& weigh, float share) {
+__device__ __noinline__ Kept keep_share(const Logits& logits, const Kept& kept, const Weigh& weigh, float share) {
     auto measure = [&](float x, int id) { return kept.has(key_of(x), id) ? weigh(x) : 0ull; };
     const u64 total = sum(logits, measure);
     const u64 wanted = max((u64)((double)share * (double)total), 1ull);

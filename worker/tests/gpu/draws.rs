@@ -1,6 +1,6 @@
 //! Draws with a temperature: their distribution against its definition in f64, and their seeds.
 
-use thalweg_worker::backend::cuda::abi::{LogitRow, SlotParams};
+use thalweg_worker::backend::cuda::abi::{LogitRow, Sampled, SlotParams};
 
 use crate::sampling::{Slot, Slots, draw, greedy};
 use crate::support::numbers;
@@ -60,6 +60,52 @@ fn draws_follow_the_distribution() {
             }
             check_frequencies(&format!("{vocab} {params:?}"), &seen, &probabilities, draws as f64);
         }
+    }
+}
+
+/// Few rows have several blocks each, many have one: the results are the same bits.
+#[test]
+fn rows_give_the_same_alone_and_among_many() {
+    let base = SlotParams { temperature: 0.8, seed: 99, ..greedy() };
+    let ways = [
+        greedy(),
+        base,
+        SlotParams { top_k: 5, ..base },
+        SlotParams { top_p: 0.7, ..base },
+        SlotParams { top_p: 0.9999, temperature: 4.0, ..base },
+        SlotParams { min_p: 0.2, ..base },
+        SlotParams { top_k: 3000, top_p: 0.9, ..base },
+        SlotParams { min_tokens: 9, ..base },
+        SlotParams { frequency: 0.3, repetition: 1.2, ..base },
+    ];
+    for vocab in [6, 333, 5003, 49_152, 128_256] {
+        let logits: Vec<f32> = numbers(vocab, 21).into_iter().map(|x| 3.0 * x).collect();
+        let results = [1, 40, 100, 300].map(|repeats: usize| {
+            let of = |i: usize| ways[i % ways.len()];
+            let count = repeats.max(ways.len());
+            let slot =
+                |i: usize| Slot { params: of(i), output: vec![1, 2, 2], ends: vec![3], ..Slot::default() };
+            let slots = Slots::new(vocab, &(0..count).map(slot).collect::<Vec<_>>());
+            let row = |i: usize| LogitRow { target: 2, top: [-1, 3][i % 2], ..draw(i as i32, 4) };
+            let all: Vec<f32> = (0..count).flat_map(|_| logits.clone()).collect();
+            let mut rows = slots.sample(&(0..count).map(row).collect::<Vec<_>>(), &all);
+            rows.truncate(ways.len());
+            let told = |result: Sampled| {
+                let has_logprobs = !result.logprob.is_nan();
+                let logprobs = [result.logprob, result.target_logprob].map(f32::to_bits);
+                (
+                    result.token,
+                    has_logprobs.then_some((
+                        result.rank,
+                        result.target_rank,
+                        logprobs,
+                        result.top_ids[..3].to_vec(),
+                    )),
+                )
+            };
+            rows.into_iter().map(told).collect::<Vec<_>>()
+        });
+        assert!(results.iter().all(|rows| *rows == results[0]), "{vocab}: {results:?}");
     }
 }
 

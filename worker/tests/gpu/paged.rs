@@ -58,6 +58,7 @@ pub(crate) struct Work {
 }
 
 pub(crate) const GROUP: usize = 1;
+const DECODE_BLOCKS: usize = 4;
 
 /// Every row with blocks of its own.
 pub(crate) fn work(case: &Case) -> Work {
@@ -93,13 +94,13 @@ pub(crate) fn work(case: &Case) -> Work {
             let (count, first) = ((end - begin).div_ceil(run), work.partials);
             work.decode.extend((0..count).map(|index| DecodeItem {
                 row,
-                q_start: 0,
                 key_begin: (begin + index * run) as i32,
                 key_end: (begin + (index + 1) * run).min(end) as i32,
                 partial: if count == 1 { -1 } else { (first + index) as i32 },
                 partial_first: first as i32,
                 n_partials: count as i32,
                 n_runs: count as i32,
+                ..DecodeItem::default()
             }));
             work.partials += if count == 1 { 0 } else { count };
         } else if case.few == Few::Split && is_few {
@@ -225,7 +226,11 @@ pub(crate) fn run(case: &Case, work: &Work) -> (Vec<u16>, Vec<f64>) {
     counts[N_SHARED + GROUP] = work.shared.len() as i32;
     let (counts, rows, tables) = (bench.put(&counts), bench.put(&work.rows), bench.put(&work.tables));
     let (split, merge, whole) = (bench.put(&work.split), bench.put(&work.merge), bench.put(&work.whole));
-    let (decode, shared) = (bench.put(&work.decode), bench.put(&work.shared));
+    // Blocks read the item of their number before they know how many there are.
+    let spare = std::iter::repeat_n(DecodeItem::default(), DECODE_BLOCKS);
+    let mut decode: Vec<DecodeItem> = work.decode.iter().copied().chain(spare).collect();
+    decode[..work.decode.len()].iter_mut().for_each(|item| item.follow(&work.rows[item.row as usize], GROUP));
+    let (decode, shared) = (bench.put(&decode), bench.put(&work.shared));
     let tickets = bench.put(&vec![0i32; case.rows.len() * kv_heads]);
     let (qkv_at, keys, values) = (bench.put(&qkv), bench.put(&pools[0]), bench.put(&pools[1]));
     let out_len = tokens * q_heads * case.head_dim;
@@ -259,7 +264,7 @@ pub(crate) fn run(case: &Case, work: &Work) -> (Vec<u16>, Vec<f64>) {
             split: 3,
             merge: 2,
             whole: if case.many == Many::Whole { 5 } else { 0 },
-            decode: 4,
+            decode: DECODE_BLOCKS,
             shared: work.shared.len().min(5),
             prefill: if case.many == Many::Prefill { 5 } else { 0 },
         },

@@ -46,13 +46,13 @@ fn share(case: &Case, work: &mut Work, prefix: &Prefix, run: usize) {
         let (count, first, end) = (runs_of(row), work.partials + index * stride, case.rows[row].0 + 1);
         work.decode.extend((0..count).map(|index| DecodeItem {
             row: row as i32,
-            q_start: 0,
             key_begin: (prefix.keys + index * run) as i32,
             key_end: (prefix.keys + (index + 1) * run).min(end) as i32,
             partial: if count == 1 { -1 } else { (first + prefix.pieces + index) as i32 },
             partial_first: first as i32,
             n_partials: (prefix.pieces + count) as i32,
             n_runs: count as i32,
+            ..DecodeItem::default()
         }));
     }
     let tile = PREFILL_ROWS / (case.heads.0 / case.heads.1);

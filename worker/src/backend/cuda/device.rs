@@ -23,6 +23,7 @@ use super::shape::{Bucket, StepShape};
 use super::slots::SlotState;
 use super::staging::{InFlight, Staging};
 use super::step::{Limits, Step, Ways};
+use super::transfer::plain;
 use super::weights::CudaModel;
 use crate::backend::cpu::Product;
 use crate::backend::{Backend, BackendError, Projection};
@@ -270,8 +271,9 @@ impl Backend for CudaBackend {
             let (counts, source) = (device.at(device.layout.counts), device.at(device.layout.token_src));
             let addresses = [counts, source, last_token, device.model.embedding(), residual];
             let (scale, hidden) = (device.model.config().embedding_scale, device.widths.hidden);
+            let behind_all = plain(&device.stream);
             // SAFETY: ids were checked against the vocabulary, slots against their number.
-            unsafe { device.kernels.embed(device.launcher(), device.tokens(), addresses, scale, hidden) }
+            unsafe { device.kernels.embed(behind_all, device.tokens(), addresses, scale, hidden) }
         });
     }
 

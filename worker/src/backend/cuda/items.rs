@@ -109,6 +109,7 @@ impl Items {
             (rest, done) = (behind, prefix.first + prefix.rows);
         }
         rest.iter().for_each(|row| self.push_alone(row, run));
+        self.decode.iter_mut().for_each(|item| item.follow(&step.0[item.row as usize], group));
         self.decoding = decoding;
     }
 
@@ -177,13 +178,13 @@ impl Items {
         let (keys, count) = (aligned(&row.1), runs_of(row, run));
         self.decode.extend((0..count).map(|index| DecodeItem {
             row: row.0 as i32,
-            q_start: 0,
             key_begin: (keys.start + index * run) as i32,
             key_end: (keys.start + (index + 1) * run).min(keys.end) as i32,
             partial: if count == 1 { -1 } else { (first + shared + index) as i32 },
             partial_first: first as i32,
             n_partials: (shared + count) as i32,
             n_runs: count as i32,
+            ..DecodeItem::default()
         }));
         count
     }

@@ -102,8 +102,8 @@ impl CudaBackend {
     }
 }
 
-/// Behind all that is enqueued.
-fn plain(stream: &Stream) -> Launcher<'_> {
+/// Behind all that is enqueued: what a step brings to the GPU is there for whatever comes later, though that may begin sooner.
+pub(super) fn plain(stream: &Stream) -> Launcher<'_> {
     Launcher { stream, overlapped: false }
 }
 

@@ -13,8 +13,8 @@ pub const CLUSTER_ROWS_MIN: usize = 13;
 pub const CLUSTER_ROWS: usize = 64;
 /// Rows of weights of a tile, a block's.
 pub const CLUSTER_TILE: usize = 128;
-/// Two warp groups that multiply, and two warps that fetch.
-const THREADS: usize = 320;
+/// Two warp groups that multiply, two warps that fetch, and two that make factors.
+const THREADS: usize = 384;
 /// Blocks with which weights stream nearly as fast as the card can.
 const BLOCKS_MIN: usize = 80;
 

@@ -30,6 +30,9 @@ mod products;
 /// Threads of kernels that work on rows.
 const ROW_THREADS: usize = 256;
 const SAMPLE_THREADS: usize = 512;
+/// Blocks of `sample` that a multiprocessor runs at once, and most that share a row.
+const SAMPLE_BLOCKS: usize = 2;
+const SAMPLE_PARTS_MAX: usize = 8;
 const DECODE_THREADS: usize = 128;
 const PREFILL_THREADS: usize = 384;
 /// Values of a gate that one block takes.
@@ -231,12 +234,13 @@ impl Kernels {
         let of_items = |items: Address| {
             Args::new().address(a.counts).int(a.group).address(a.rows).address(a.tables).address(items)
         };
-        let over_one = |items: Address| {
-            let args = of_items(items).address(a.qkv).int((a.q_heads + 2 * a.kv_heads) * self.head_dim);
+        let over = |args: Args| {
+            let args = args.address(a.qkv).int((a.q_heads + 2 * a.kv_heads) * self.head_dim);
             args.address(a.keys).address(a.values).address(a.out)
         };
         let ends = |args: Args| args.int(a.q_heads).int(a.kv_heads).f32(a.scale).int(a.window);
-        let over = |items: Address| ends(over_one(items).address(a.partial_o).address(a.partial_ml));
+        let over_chunks =
+            |items: Address| ends(over(of_items(items)).address(a.partial_o).address(a.partial_ml));
         let AttentionBlocks { split, merge, whole, decode, shared, prefill } = a.blocks;
         let merge_args = Args::new().address(a.counts).int(a.group).address(a.rows).address(a.merge_items);
         let merge_args = merge_args.address(a.partial_o).address(a.partial_ml).address(a.out);
@@ -250,9 +254,9 @@ impl Kernels {
         };
         // SAFETY: the caller's promise.
         unsafe {
-            to.launch(self.attention_split, split_grid, over(a.split_items))?;
+            to.launch(self.attention_split, split_grid, over_chunks(a.split_items))?;
             to.launch(self.attention_merge, Grid::plane((merge, a.kv_heads), 128), merge_args)?;
-            to.launch(self.attention_whole, whole_grid, over(a.whole_items))?;
+            to.launch(self.attention_whole, whole_grid, over_chunks(a.whole_items))?;
             let sharing = self.attention_shared.filter(|_| shared > 0);
             if let Some(Shared { keys: kernel, .. }) = sharing {
                 let args = of_items(a.shared_items).address(a.partial_o).address(a.partial_ml);
@@ -261,7 +265,8 @@ impl Kernels {
             }
             if let Some(kernel) = sharing.map(|sharing| sharing.decode).or(self.attention_decode) {
                 let args =
-                    over_one(a.decode_items).address(a.partial_o).address(a.partial_ml).address(a.tickets);
+                    Args::new().address(a.counts).int(a.group).address(a.tables).address(a.decode_items);
+                let args = over(args).address(a.partial_o).address(a.partial_ml).address(a.tickets);
                 let grid = Grid::plane((decode, a.kv_heads), DECODE_THREADS).with_shared(shape.decode_shared);
                 to.launch(kernel, grid, ends(args))?;
             }
@@ -284,8 +289,11 @@ impl Kernels {
         let args = Args::new().address(a.counts).address(a.rows).int(a.first).address(a.logits).int(a.vocab);
         let args = args.address(a.params).address(a.bias).address(a.ends).address(a.last_token);
         let args = args.address(a.seen).address(a.masks).address(a.out);
+        let at_once = if self.gpu.is_hopper() { SAMPLE_BLOCKS * self.gpu.multiprocessors() } else { 1 };
+        let parts = sample_parts(rows, at_once);
+        let grid = Grid::of(rows * parts, SAMPLE_THREADS).with_cluster(parts);
         // SAFETY: the caller's promise.
-        unsafe { to.launch(self.sample, Grid::of(rows, SAMPLE_THREADS), args) }
+        unsafe { to.launch(self.sample, grid, args) }
     }
 
     /// # Safety
@@ -362,5 +370,26 @@ impl Kernels {
         let args = Args::new().address(from).address(out).int(words);
         // SAFETY: the caller's promise.
         unsafe { to.launch(self.copy_words, Grid::of(words.div_ceil(ROW_THREADS), ROW_THREADS), args) }
+    }
+}
+
+/// Blocks that share a row, so that as many run at once as the card has room for.
+fn sample_parts(rows: usize, blocks_at_once: usize) -> usize {
+    let mut parts = 1;
+    while 2 * parts <= SAMPLE_PARTS_MAX && 2 * parts * rows <= blocks_at_once {
+        parts *= 2;
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_are_shared_among_blocks() {
+        let parts = |rows| sample_parts(rows, 264);
+        assert_eq!([1, 33, 34, 64, 66, 67, 132, 133, 512].map(parts), [8, 8, 4, 4, 4, 2, 2, 1, 1]);
+        assert_eq!(sample_parts(1, 1), 1);
     }
 }
