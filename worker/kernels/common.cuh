@@ -63,6 +63,9 @@ struct SlotParams {
     unsigned long long seed;
     int min_tokens, n_bias, n_end, has_penalty;
     int reserved[2];
+
+    // Whether logits are changed before this output is drawn.
+    __device__ __forceinline__ bool edits(int output_index) const { return n_bias > 0 || (n_end > 0 && output_index < min_tokens); }
 };
 
 struct Bias {

@@ -3,7 +3,7 @@
 
 constexpr int ROW_THREADS = 256, ROW_WARPS = ROW_THREADS / 32;
 
-// residual[token] = scale * table[id]. Grid: tokens.
+// residual[token] = scale * table[id]. Grid: tokens. Widths are multiples of 4.
 KERNEL __launch_bounds__(ROW_THREADS) embed(const int* counts, const int* token_src, const int* last_token, const bf16* table,
                                             float scale, float* residual, int hidden) {
     release_successor();
@@ -12,9 +12,14 @@ KERNEL __launch_bounds__(ROW_THREADS) embed(const int* counts, const int* token_
     if (token >= counts[N_TOKENS]) return;
     const int source = token_src[token];
     const int id = source >= 0 ? source : last_token[-source - 1];
-    const bf16* row = table + (size_t)id * hidden;
-    float* out = residual + (size_t)token * hidden;
-    for (int i = threadIdx.x; i < hidden; i += ROW_THREADS) out[i] = scale * __bfloat162float(row[i]);
+    const uint2* row = reinterpret_cast<const uint2*>(table + (size_t)id * hidden);
+    float4* out = reinterpret_cast<float4*>(residual + (size_t)token * hidden);
+    // Loads of what no kernel writes need not wait for stores.
+#pragma unroll 4
+    for (int i = threadIdx.x; i < hidden / 4; i += ROW_THREADS) {
+        const uint2 x = __ldg(row + i);
+        out[i] = make_float4(scale * low_half(x.x), scale * high_half(x.x), scale * low_half(x.y), scale * high_half(x.y));
+    }
 }
 
 // What a thread holds of a row: four neighbours at a time. Wider rows are read again from memory.

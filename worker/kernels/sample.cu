@@ -135,21 +135,27 @@ __device__ __forceinline__ void undo(float* values, int vocab, const SlotParams&
     __syncthreads();
 }
 
-// Grid: rows of the pass times blocks of a cluster.
-KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* rows, int first, float* logits, int vocab, const SlotParams* slots,
-                                         const Bias* slot_bias, const int* slot_end, int* last_token, unsigned* seen, const unsigned* masks, Sampled* out) {
+// What there is for the draws of a step.
+struct Drawing {
+    const Bias* bias;
+    const int* end;
+    int* last_token;
+    unsigned* seen;
+    const unsigned* masks;
+};
+
+__device__ __forceinline__ void tell(Sampled* result, int token, float logprob, int rank) {
+    if (part() > 0 || threadIdx.x > 0) return;
+    result->token = token;
+    result->logprob = logprob;
+    result->rank = rank;
+}
+
+// Of one row, whatever is wanted of it.
+__device__ __noinline__ void sample_row(const LogitRow& row, const SlotParams& params, const Drawing& d, float* values, int vocab, Sampled* result) {
     __shared__ Replaced replaced;
     __shared__ Candidates candidates;
-    // Nobody writes to a block that has not begun.
-    if (parts() > 1) team_sync();
-    wait_for_predecessor();
-    const int index = blockIdx.x / parts();
     const bool tells = part() == 0 && threadIdx.x == 0;
-    if (first + index >= counts[N_LOGIT_ROWS]) return;
-    const LogitRow row = rows[first + index];
-    Sampled* result = out + first + index;
-    float* values = logits + (size_t)index * vocab;
-    const SlotParams params = slots[row.slot];
     const Logits raw = {values, nullptr, 1.f, 0.f, 0.f, vocab, nullptr};
     Normal normal = {};
     if (row.top >= 0) {
@@ -166,12 +172,12 @@ KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* r
         if (tells) result->token = -1;
         return;
     }
-    unsigned* counts_of_slot = params.has_penalty ? seen + (size_t)row.slot * vocab : nullptr;
-    const unsigned* mask = row.mask < 0 ? nullptr : masks + (size_t)row.mask * ((vocab + 31) / 32);
-    const Logits edited = {values, counts_of_slot, params.repetition, params.frequency, params.presence, vocab, mask};
-    const Bias* bias = slot_bias + (size_t)row.slot * BIAS_MAX;
-    const int* end = slot_end + (size_t)row.slot * END_IDS_MAX;
-    const bool edits = params.n_bias > 0 || (params.n_end > 0 && row.output_index < params.min_tokens);
+    unsigned* counts = params.has_penalty ? d.seen + (size_t)row.slot * vocab : nullptr;
+    const unsigned* mask = row.mask < 0 ? nullptr : d.masks + (size_t)row.mask * ((vocab + 31) / 32);
+    const Logits edited = {values, counts, params.repetition, params.frequency, params.presence, vocab, mask};
+    const Bias* bias = d.bias + (size_t)row.slot * BIAS_MAX;
+    const int* end = d.end + (size_t)row.slot * END_IDS_MAX;
+    const bool edits = params.edits(row.output_index);
     if (edits) {
         if (part() == 0) edit(values, raw, params, bias, end, row.output_index, replaced);
         team_sync();
@@ -187,11 +193,32 @@ KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* r
         token = (int)team_max(part() == 0 ? token : 0);
         rank = rank_of(raw, raw.at(token));
     }
+    tell(result, token, row.top >= 0 ? normal.logprob(raw.at(token)) : NAN, rank);
     if (tells) {
-        result->token = token;
-        result->logprob = row.top >= 0 ? normal.logprob(raw.at(token)) : NAN;
-        result->rank = rank;
-        last_token[row.slot] = token;
-        if (counts_of_slot) counts_of_slot[token] += 1;
+        d.last_token[row.slot] = token;
+        if (counts) counts[token] += 1;
     }
+}
+
+// Grid: rows of the pass times blocks of a cluster.
+KERNEL __launch_bounds__(THREADS, 2) sample(const int* counts, const LogitRow* rows, int first, float* logits, int vocab, const SlotParams* slots,
+                                         const Bias* slot_bias, const int* slot_end, int* last_token, unsigned* seen, const unsigned* masks, Sampled* out) {
+    // Nobody writes to a block that has not begun.
+    if (parts() > 1) team_sync();
+    const int index = blockIdx.x / parts();
+    if (first + index >= counts[N_LOGIT_ROWS]) return wait_for_predecessor();
+    // Of rows and slots nothing has changed since the step began.
+    const LogitRow row = rows[first + index];
+    const SlotParams params = slots[row.slot];
+    wait_for_predecessor();
+    Sampled* result = out + first + index;
+    float* values = logits + (size_t)index * vocab;
+    const bool is_greedy = params.temperature < GREEDY_BELOW && !params.has_penalty && !params.edits(row.output_index);
+    if (is_greedy && row.top < 0 && row.output_index >= 0 && row.mask < 0 && vocab % 4 == 0) {
+        const int token = plain_argmax(values, vocab);
+        tell(result, token, NAN, 0);
+        if (part() == 0 && threadIdx.x == 0) last_token[row.slot] = token;
+        return;
+    }
+    sample_row(row, params, {slot_bias, slot_end, last_token, seen, masks}, values, vocab, result);
 }

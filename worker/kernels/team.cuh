@@ -121,10 +121,12 @@ __device__ __forceinline__ u64 team_max(u64 x) {
     }
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
     __syncthreads();
+#pragma unroll 1
     for (int warp = 0; warp < WARPS; warp++) x = of_warps[warp] > x ? of_warps[warp] : x;
     if (parts() > 1) {
         if (threadIdx.x < parts()) *in_part(&of_parts[part()], threadIdx.x) = x;
         team_sync();
+#pragma unroll 1
         for (int other = 0; other < parts(); other++) x = of_parts[other] > x ? of_parts[other] : x;
     }
     team_sync();
