@@ -224,6 +224,37 @@ fn forgetting_a_large_worker_is_immediate_and_swept_in_pieces() {
 }
 
 #[test]
+fn a_workers_own_word_on_the_last_block_ends_what_was_expected() {
+    let (replica, now) = (Replica::default(), Instant::now());
+    let holders = [0, 1].map(|i| replica.enroll(&worker(i), WorkerEpoch(1)).unwrap());
+    let keys: Arc<[u64]> = Arc::from([1, 2, 3]);
+    let held = || holders.map(|holder| replica.lookup(&keys, now).blocks(holder));
+    let mut seq = 0;
+    let mut say = |event| {
+        seq += 1;
+        replica.apply(&batch(0, 1, seq, vec![event]));
+    };
+    let expect =
+        |holder| replica.expect(holder, Arc::clone(&keys), now, now + Duration::from_secs(5)).unwrap();
+
+    let booked = holders.map(expect);
+    say(BlockEvent::Stored(vec![1, 2]));
+    assert_eq!((held(), replica.stats().expectations), ([3, 3], 2), "the last block is yet to come");
+    say(BlockEvent::Stored(vec![3, 4]));
+    assert_eq!((held(), replica.stats().expectations), ([3, 3], 1), "told by the worker now");
+    say(BlockEvent::Removed(vec![4, 3, 2]));
+    assert_eq!(held(), [1, 3], "evicted before the expectation would have lapsed");
+    replica.withdraw(booked[0]);
+    assert_eq!(held(), [1, 3], "it was gone already");
+
+    say(BlockEvent::Stored(vec![2, 3]));
+    expect(holders[0]);
+    assert_eq!((held(), replica.stats().expectations), ([3, 3], 2), "of a chain that is held already");
+    say(BlockEvent::Removed(vec![3]));
+    assert_eq!((held(), replica.stats().expectations), ([2, 3], 1), "evicted instead");
+}
+
+#[test]
 fn more_workers_than_numbers_are_refused_and_numbers_come_back() {
     let (replica, now) = (Replica::default(), Instant::now());
     for i in 0..65_535 {

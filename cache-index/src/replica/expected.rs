@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use tokio::time::Instant;
 
 use super::Holder;
@@ -17,9 +18,12 @@ pub struct Expectation {
     number: u64,
 }
 
+/// Whose word on which block settles a chain: its last one, which is stored after all others and evicted before them.
+type Settlement = (Holder, u64);
+
 struct Expected {
     number: u64,
-    holder: Holder,
+    settlement: Settlement,
     tenure: u64,
     keys: Arc<[u64]>,
     from: Instant,
@@ -30,6 +34,7 @@ struct Expected {
 #[derive(Default)]
 pub(super) struct Expectations {
     by_first: HashMap<u64, Vec<Expected>>,
+    by_settlement: HashMap<Settlement, Vec<Expectation>>,
     last_number: u64,
 }
 
@@ -42,24 +47,49 @@ impl Expectations {
         from: Instant,
         until: Instant,
     ) -> Option<Expectation> {
-        let first = *keys.first()?;
+        let (first, last) = (*keys.first()?, *keys.last()?);
         self.last_number += 1;
+        let made = Expectation { first, number: self.last_number };
+        let settlement = (holder, last);
+        self.by_settlement.entry(settlement).or_default().push(made);
         let list = self.by_first.entry(first).or_default();
         if list.len() == PER_FIRST_BLOCK_MAX {
-            list.remove(0);
+            await_no_more(&mut self.by_settlement, &list.remove(0));
         }
-        list.push(Expected { number: self.last_number, holder, tenure, keys, from, until });
-        Some(Expectation { first, number: self.last_number })
+        list.push(Expected { number: made.number, settlement, tenure, keys, from, until });
+        Some(made)
     }
 
-    pub(super) fn withdraw(&mut self, expectation: Expectation) {
-        self.retain(expectation.first, |e| e.number != expectation.number);
+    pub(super) fn withdraw(&mut self, Expectation { first, number }: Expectation) {
+        let Entry::Occupied(mut list) = self.by_first.entry(first) else { return };
+        if let Some(i) = list.get().iter().position(|e| e.number == number) {
+            await_no_more(&mut self.by_settlement, &list.get_mut().remove(i));
+        }
+        if list.get().is_empty() {
+            list.remove();
+        }
+    }
+
+    /// Whether the holder's word on these blocks settles any.
+    pub(super) fn awaits(&self, holder: Holder, told: &[u64]) -> bool {
+        !self.by_settlement.is_empty()
+            && told.iter().any(|key| self.by_settlement.contains_key(&(holder, *key)))
+    }
+
+    /// Drops those of which the holder itself has told, stored or evicted: from now on its word alone counts.
+    pub(super) fn settle(&mut self, holder: Holder, told: &[u64]) {
+        for key in told {
+            let settled = self.by_settlement.get(&(holder, *key)).cloned();
+            settled.into_iter().flatten().for_each(|expectation| self.withdraw(expectation));
+        }
     }
 
     /// Drops what was not confirmed in time.
     pub(super) fn expire(&mut self, now: Instant) {
         self.by_first.retain(|_, list| {
-            list.retain(|e| now < e.until);
+            for overdue in list.extract_if(.., |e| now >= e.until) {
+                await_no_more(&mut self.by_settlement, &overdue);
+            }
             !list.is_empty()
         });
     }
@@ -68,21 +98,20 @@ impl Expectations {
     pub(super) fn lookup(&self, keys: &[u64], now: Instant, mut held: impl FnMut(Holder, u64, u32)) {
         let Some(list) = keys.first().and_then(|first| self.by_first.get(first)) else { return };
         for expected in list.iter().filter(|e| e.from <= now && now < e.until) {
-            held(expected.holder, expected.tenure, common_prefix(&expected.keys, keys));
+            held(expected.settlement.0, expected.tenure, common_prefix(&expected.keys, keys));
         }
     }
 
     pub(super) fn len(&self) -> usize {
         self.by_first.values().map(Vec::len).sum()
     }
+}
 
-    fn retain(&mut self, first: u64, keep: impl FnMut(&Expected) -> bool) {
-        if let Some(list) = self.by_first.get_mut(&first) {
-            list.retain(keep);
-            if list.is_empty() {
-                self.by_first.remove(&first);
-            }
-        }
+fn await_no_more(by_settlement: &mut HashMap<Settlement, Vec<Expectation>>, gone: &Expected) {
+    let Entry::Occupied(mut list) = by_settlement.entry(gone.settlement) else { return };
+    list.get_mut().retain(|e| e.number != gone.number);
+    if list.get().is_empty() {
+        list.remove();
     }
 }
 

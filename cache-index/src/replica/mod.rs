@@ -171,7 +171,7 @@ impl Replica {
     }
 
     /// Counts a chain as held from `from`, the predicted end of its prefill, until before `until`, by when the worker
-    /// will have said so itself.
+    /// will have said so itself. From when it does, that it evicts them again included, its own word alone counts.
     pub fn expect(
         &self,
         holder: Holder,
@@ -231,6 +231,10 @@ impl Replica {
     fn change(&self, holder: Holder, epoch: WorkerEpoch, keys: &[u64], stored: bool) {
         for piece in keys.chunks(BLOCKS_PER_LOCK) {
             self.table.lock().change(holder, epoch, piece, stored);
+        }
+        let awaited = self.expectations.read().awaits(holder, keys);
+        if awaited {
+            self.expectations.write().settle(holder, keys);
         }
     }
 }
