@@ -33,8 +33,9 @@ use crate::usage_log::UsageLog;
 use crate::workers::health::HealthState;
 use crate::workers::{Room, Workers};
 
-/// How long clients may take to read why they were cut off.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long clients may take to read why they were cut off, once what was begun of a response has been kept: Redis has 2 s
+/// for that.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// What every request handler shares.
 pub struct RouterState {

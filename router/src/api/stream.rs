@@ -92,11 +92,11 @@ impl Script {
         }
     }
 
-    fn fail(&mut self, error: &RouterError, out: &mut Vec<u8>) {
+    async fn fail(&mut self, error: &RouterError, usage: Usage, out: &mut Vec<u8>) {
         match self {
             Self::Chunks(_) => error_event(out, error),
             Self::Response(script) => {
-                script.fail(error);
+                script.fail(error, usage).await;
                 script.take_into(out);
             }
         }
@@ -137,7 +137,8 @@ impl Events {
             let bytes = match events.next().await? {
                 Ok(bytes) => bytes,
                 Err(error) => {
-                    events.script.fail(&error, &mut events.out);
+                    let usage = events.session.assembly.usage();
+                    events.script.fail(&error, usage, &mut events.out).await;
                     events.take()
                 }
             };

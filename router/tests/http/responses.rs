@@ -1,5 +1,7 @@
 //! The Responses API, whole and streamed, and what is kept of it.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures::StreamExt;
 use http::{Method, StatusCode};
@@ -246,21 +248,68 @@ async fn a_router_that_keeps_nothing_says_so() {
     assert_eq!(gone.status, StatusCode::NOT_FOUND);
 }
 
+/// Events of a message whose answer broke off.
+const BROKEN_OFF: [&str; 9] = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.failed",
+];
+
+/// What a failed stream says of its response: begun items are closed, text and tokens are told.
+fn failed(events: &[Value], text: &str, tokens: u64) -> Value {
+    assert_eq!(kinds(events), BROKEN_OFF);
+    let response = events.last().unwrap()["response"].clone();
+    let item = &response["output"][0];
+    assert_eq!((&response["status"], &item["status"]), (&json!("failed"), &json!("incomplete")));
+    assert_eq!(item["content"][0]["text"], text);
+    assert_eq!(&events[events.len() - 2]["item"], item);
+    assert_eq!(response["error"]["code"], "server_error");
+    assert_eq!(response["usage"]["output_tokens"], tokens);
+    assert!(response["usage"]["input_tokens"].as_u64().is_some_and(|tokens| tokens > 0));
+    response
+}
+
 #[tokio::test]
 async fn an_answer_that_breaks_off_has_failed() {
-    let stage = stage_with(|config| config.limits.attempts_max = 1, true).await;
+    let stage = stage_with(
+        |config| {
+            config.limits.attempts_max = 1;
+            config.responses.response_bytes_max = 4000;
+        },
+        true,
+    )
+    .await;
     let broken = || ErrorCode::Internal.status("it broke");
     stage.worker.script(move |request| {
         let messages = responses(request, "hello");
-        let begun = messages.into_iter().take(3).map(Ok);
+        let begun = messages.into_iter().take(4).map(Ok);
         futures::stream::iter(begun.chain(std::iter::once(Err(broken())))).boxed()
     });
-    let events = streamed(&stage, json!({})).await;
-    let last = events.last().unwrap();
-    assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
-    assert_eq!(last["response"]["error"]["code"], "server_error");
-    let id = last["response"]["id"].as_str().unwrap();
-    assert_eq!(stage.http.get(&format!("{RESPONSES}/{id}")).await.status, StatusCode::NOT_FOUND);
+    let kept = failed(&streamed(&stage, json!({})).await, "hel", 3);
+    assert_eq!(kept["store"], true);
+    let path = |response: &Value| format!("{RESPONSES}/{}", response["id"].as_str().unwrap());
+    assert_eq!(stage.http.get(&path(&kept)).await.json(), kept);
+    let large: serde_json::Map<_, _> = (0..8).map(|at| (at.to_string(), json!("x".repeat(500)))).collect();
+    for not_kept in [json!({"store": false}), json!({"metadata": large})] {
+        let not_kept = failed(&streamed(&stage, not_kept).await, "hel", 3);
+        assert_eq!(not_kept["store"], false);
+        assert_eq!(stage.http.get(&path(&not_kept)).await.status, StatusCode::NOT_FOUND);
+    }
+    // A whole reply is a status then, with no response to be kept.
+    let whole = stage.http.post(RESPONSES, &body(json!({}))).await;
+    assert_eq!((whole.status.as_u16(), &whole.error()["code"]), (500, &json!("internal_error")));
+
+    stage.worker.says("and on");
+    let next = stage.http.post(RESPONSES, &body(json!({"previous_response_id": kept["id"]}))).await;
+    assert_eq!(next.status, StatusCode::OK, "{}", next.text);
+    let prompt = &stage.worker.requests().pop().unwrap().prompt_ids;
+    assert!(prompt.windows(3).any(|ids| ids == b"hel".map(u32::from)), "what there was of it goes before");
 
     // Before anything came it is a status, as for a whole reply.
     stage.worker.script(move |_| futures::stream::iter([Err(broken())]).boxed());
@@ -270,6 +319,47 @@ async fn an_answer_that_breaks_off_has_failed() {
         assert_eq!(reply.error()["code"], "internal_error");
     }
     stage.worker.script(|request| say(request, "ok"));
+}
+
+/// The begin of an answer, and then nothing.
+fn stays_away(stage: &Stage) {
+    stage.worker.script(|request| {
+        let begun: Vec<_> = responses(request, "hello").into_iter().take(4).map(Ok).collect();
+        futures::stream::iter(begun).chain(futures::stream::pending()).boxed()
+    });
+}
+
+#[tokio::test]
+async fn an_answer_whose_time_is_over_has_failed_and_is_kept() {
+    let stage = stage_with(|c| c.timeouts.request_timeout = Duration::from_millis(500), true).await;
+    stays_away(&stage);
+    let late = failed(&streamed(&stage, json!({})).await, "hel", 3);
+    assert!(late["error"]["message"].as_str().unwrap().contains("longer than allowed"), "{late}");
+    assert_eq!(stage.http.get(&format!("{RESPONSES}/{}", late["id"].as_str().unwrap())).await.json(), late);
+}
+
+#[tokio::test]
+async fn an_answer_that_a_drain_cuts_off_has_failed() {
+    let stage = stage_with(|c| c.timeouts.drain_timeout = Duration::from_millis(50), true).await;
+    stays_away(&stage);
+    let mut stream = stage.http.open(RESPONSES, &body(json!({"stream": true}))).await;
+    let mut told = String::new();
+    let said = |told: &str| -> String {
+        let events = events(told);
+        let deltas = events.iter().filter(|e| e["type"] == "response.output_text.delta");
+        deltas.map(|e| e["delta"].as_str().unwrap()).collect()
+    };
+    while said(&told) != "hel" {
+        told += &format!("{}\n\n", stream.next().await.unwrap());
+    }
+    let Stage { router, worker: _worker, .. } = stage;
+    let ended = tokio::spawn(router.shutdown());
+    while let Some(event) = stream.next().await {
+        told += &format!("{event}\n\n");
+    }
+    ended.await.unwrap();
+    let drained = failed(&events(&told), "hel", 3);
+    assert!(drained["error"]["message"].as_str().unwrap().contains("shuts down"), "{drained}");
 }
 
 #[tokio::test]

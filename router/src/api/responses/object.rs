@@ -34,7 +34,7 @@ impl Object {
         &self.id
     }
 
-    /// The object with what has been put out so far; counts are known at the end alone.
+    /// The object with what has been put out so far; counts are told at its end alone.
     pub(super) fn at(&self, state: &State<'_>, output: &[Value], usage: Option<Usage>) -> Value {
         let (status, error, details) = match state {
             State::InProgress => ("in_progress", Value::Null, Value::Null),

@@ -113,6 +113,11 @@ impl Output {
         self.close(status, events);
     }
 
+    /// Nothing more will come.
+    pub(super) fn break_off(&mut self, events: &mut Events) {
+        self.close("incomplete", events);
+    }
+
     /// Goes on with the open item if it is of the kind, else closes it and opens another.
     fn within(&mut self, is_it: impl Fn(&Kind) -> bool, new: impl FnOnce() -> Open, events: &mut Events) {
         if self.open.as_ref().is_some_and(|open| is_it(&open.kind)) {

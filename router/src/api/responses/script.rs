@@ -114,11 +114,14 @@ impl ResponseScript {
         response
     }
 
-    /// The answer could not be completed. What was not begun has no response that could have failed.
-    pub(crate) fn fail(&mut self, error: &RouterError) {
+    /// The answer could not be completed: what there is of it is closed and kept like any other response. What was not begun
+    /// has no response that could have failed.
+    pub(crate) async fn fail(&mut self, error: &RouterError, usage: Usage) {
         if self.has_opened {
-            let response = || self.object.at(&State::Failed(error), self.output.items(), None);
-            self.events.send("response.failed", || json!({"response": response()}));
+            self.output.break_off(&mut self.events);
+            let response = self.object.at(&State::Failed(error), self.output.items(), Some(usage));
+            let response = self.keeping.keep(self.object.id(), response).await;
+            self.events.send("response.failed", || json!({"response": response}));
             return;
         }
         self.events.send("error", || {
