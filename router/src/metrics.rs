@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use self::index::IndexMetrics;
 use crate::dispatch::metrics::ResumeMetrics;
-use crate::policy::Cost;
+use crate::dispatch::stage::Predicted;
 use crate::workers::health::HealthState;
 use crate::workers::load::LoadView;
 use crate::workers::{Worker, Workers};
@@ -95,6 +95,7 @@ pub(crate) struct DispatchMetrics {
     dispatched: Family<CodeLabel, Counter>,
     broken: Family<CodeLabel, Counter>,
     retries: Family<ReasonLabel, Counter>,
+    room_waits: Counter,
     picks: Family<WorkerLabel, Counter>,
     /// Workers that have a counter there.
     picked: Mutex<HashSet<String>>,
@@ -131,8 +132,8 @@ fn seconds_histogram() -> Histogram {
 }
 
 /// Why requests are taken from a worker, so that a rate has its zero.
-pub(crate) const FAILURES: [&str; 8] =
-    ["connection", "connect", "gone", "ended_early", "nonsense", "draining", "unavailable", "overloaded"];
+pub(crate) const FAILURES: [&str; 7] =
+    ["connection", "connect", "gone", "ended_early", "nonsense", "draining", "unavailable"];
 
 impl DispatchMetrics {
     fn register(registry: &mut Registry) -> Self {
@@ -140,6 +141,7 @@ impl DispatchMetrics {
             dispatched: Family::default(),
             broken: Family::default(),
             retries: Family::default(),
+            room_waits: Counter::default(),
             picks: Family::default(),
             picked: Mutex::default(),
             predicted_cached_tokens: Counter::default(),
@@ -166,8 +168,12 @@ impl DispatchMetrics {
             "Generations that failed after their first token",
             this.broken.clone(),
         );
-        registry.register("retries", "Tries on another worker before the first token", this.retries.clone());
-        registry.register("picks", "Bookings by worker", this.picks.clone());
+        let help = "Requests that another worker took before their first token, by how the one before failed";
+        registry.register("retries", help, this.retries.clone());
+        let help = "Requests that waited for room because workers refused them as full or leaving";
+        registry.register("room_waits", help, this.room_waits.clone());
+        let help = "Times that a worker took a request, anew or for another worker";
+        registry.register("picks", help, this.picks.clone());
         let help = "Prompt tokens expected in the picked worker's cache";
         registry.register("predicted_cached_tokens", help, this.predicted_cached_tokens.clone());
         let help = "Prompt tokens found in the picked worker's cache";
@@ -190,16 +196,20 @@ impl DispatchMetrics {
         self.broken.get_or_create(&CodeLabel { code: code.as_str() }).inc();
     }
 
-    /// A try failed, another one follows.
+    /// Another worker has taken a request that has no token yet.
     pub(crate) fn retried(&self, reason: &'static str) {
         self.retries.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// A worker was booked; `cost` tells when the first token is expected, if it has not come already.
-    pub(crate) fn picked(&self, worker: &str, cost: Option<&Cost>) {
+    /// Workers refused a request for want of room: counted once, however often it asks meanwhile.
+    pub(crate) fn waits_for_room(&self) {
+        self.room_waits.inc();
+    }
+
+    /// A worker took a request.
+    pub(crate) fn picked(&self, worker: &str) {
         self.picks.get_or_create(&WorkerLabel { worker: worker.to_owned() }).inc();
         self.picked.lock().get_or_insert_with(worker, str::to_owned);
-        cost.into_iter().for_each(|cost| self.predicted_first_token.observe(cost.first_token()));
     }
 
     fn forget_picks_but_of(&self, workers: &[Arc<Worker>]) {
@@ -210,9 +220,10 @@ impl DispatchMetrics {
         }
     }
 
-    /// What became of a prediction.
-    pub(crate) fn first_token(&self, predicted_cached: u32, actual_cached: u32, seconds: f64) {
-        self.predicted_cached_tokens.inc_by(u64::from(predicted_cached));
+    /// What became of a prediction: both are told of the same requests.
+    pub(crate) fn first_token(&self, predicted: &Predicted, actual_cached: u32, seconds: f64) {
+        self.predicted_cached_tokens.inc_by(u64::from(predicted.cached_tokens));
+        self.predicted_first_token.observe(predicted.cost.first_token());
         self.actual_cached_tokens.inc_by(u64::from(actual_cached));
         self.first_token.observe(seconds);
     }

@@ -17,6 +17,7 @@ use super::progress::Progress;
 use super::stage::{Hashed, Placed, Streaming};
 use crate::admission::Permit;
 use crate::error::RouterError;
+use crate::metrics::Metrics;
 use crate::workers::Booking;
 use crate::workers::health::HealthState;
 
@@ -45,8 +46,8 @@ type Opened = (Source, v1::PromptInfo, Vec<v1::ChoiceDelta>);
 
 impl Placed {
     /// Opens the stream and waits for the first new tokens.
-    pub(super) async fn open(mut self, router_id: &str) -> Result<Streaming, Box<Failed>> {
-        match self.try_open(router_id).await {
+    pub(super) async fn open(mut self, router_id: &str, metrics: &Metrics) -> Result<Streaming, Box<Failed>> {
+        match self.try_open(router_id, metrics).await {
             Ok((source, prompt, first)) => Ok(Streaming { placed: self, source, prompt, first }),
             Err(broken) => Err(Box::new(self.failed(broken))),
         }
@@ -57,10 +58,11 @@ impl Placed {
         Failed { hashed: self.hashed, permit: self.permit, booking: self.booking, broken }
     }
 
-    async fn try_open(&mut self, router_id: &str) -> Result<Opened, Broken> {
+    async fn try_open(&mut self, router_id: &str, metrics: &Metrics) -> Result<Opened, Broken> {
         let joined = self.channel.take().and_then(|channel| channel.join(self.attempt_id));
         let message = self.message(router_id, joined.as_ref());
         let mut source = self.call(message, joined).await?;
+        self.taken(metrics);
         let mut prompt = None;
         loop {
             let Some(message) = source.next().await? else { return Err(Broken::ended_early()) };
@@ -86,6 +88,16 @@ impl Placed {
             broken = &mut ended => return Err(broken),
         };
         Ok(Source { stream, ended, attempt_id: self.attempt_id, joined })
+    }
+
+    /// The worker did not refuse it.
+    fn taken(&mut self, metrics: &Metrics) {
+        metrics.dispatch.picked(self.booking.worker().id.as_str());
+        match self.hashed.left_by.take() {
+            Some(reason) if self.hashed.journey.begun() => metrics.resumes.began(reason),
+            Some(reason) => metrics.dispatch.retried(reason),
+            None => {}
+        }
     }
 
     fn message(&self, router_id: &str, joined: Option<&Joined>) -> v1::GenerateRequest {

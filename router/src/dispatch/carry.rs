@@ -29,7 +29,7 @@ impl Dispatcher {
                 permit = self.gate.enter_again(permit).await?;
             }
             let failed = match self.place(hashed, permit)? {
-                Ok(placed) => match placed.open(self.workers.router_id()).await {
+                Ok(placed) => match placed.open(self.workers.router_id(), &self.metrics).await {
                     Ok(streaming) => return Ok(streaming),
                     Err(failed) => *failed,
                 },
@@ -70,15 +70,17 @@ impl Dispatcher {
         // Who leaves may not have reported it yet; all others refused too, or it would not have been asked twice.
         let no_room = broken.is_overload()
             || (broken.is_hand_over() && hashed.journey.has_tried(&worker.id, worker.epoch));
+        if !no_room || hashed.journey.is_fruitful() {
+            // One that refused it, or was never reached, has not had it: who had it before remains the one that failed.
+            hashed.left_by.get_or_insert(broken.reason());
+        }
         let verdict = hashed.journey.failed(&broken, worker.life(), blamed, self.limits);
         let worker = worker.id.clone();
         // It is not on that worker any more while it waits for another one.
         drop(booking);
         let reason = broken.reason();
-        match verdict {
-            Verdict::Retry => self.metrics.dispatch.retried(reason),
-            Verdict::Resume => self.metrics.resumes.began(reason),
-            Verdict::End(error) => return Err(error),
+        if let Verdict::End(error) = verdict {
+            return Err(error);
         }
         let (request, tokens) = (hashed.request.request_id.as_str(), hashed.journey.progress.tokens());
         if broken.is_overload() {
@@ -107,7 +109,10 @@ impl Dispatcher {
     /// The worker's next reports say how full it is; until then the same pick would meet the same refusal.
     async fn wait_for_room(&self, hashed: &mut Hashed, broken: &Broken) -> Result<(), RouterError> {
         let tokens = hashed.journey.progress.tokens();
-        let since = *hashed.full_since.get_or_insert_with(Instant::now);
+        let since = *hashed.full_since.get_or_insert_with(|| {
+            self.metrics.dispatch.waits_for_room();
+            Instant::now()
+        });
         // A begun answer is not given up for want of room.
         if since.elapsed() > self.queue_timeout && !hashed.journey.begun() {
             return Err(broken.clone().into_error(tokens));

@@ -72,6 +72,11 @@ impl Journey {
         self.progress.tokens() > 0
     }
 
+    /// The present attempt has brought tokens.
+    pub(super) fn is_fruitful(&self) -> bool {
+        self.progress.tokens() > self.tokens_before
+    }
+
     /// Takes in that an attempt failed. `blamed`: the worker ended abnormally, and its prompt is suspected of it.
     pub(super) fn failed(
         &mut self,
@@ -80,7 +85,7 @@ impl Journey {
         blamed: bool,
         limits: TryLimits,
     ) -> Verdict {
-        let fruitful = self.progress.tokens() > self.tokens_before;
+        let fruitful = self.is_fruitful();
         self.tokens_before = self.progress.tokens();
         if !self.tried.contains(&worker) {
             self.tried.push(worker);

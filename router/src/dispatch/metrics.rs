@@ -29,14 +29,14 @@ impl ResumeMetrics {
         for reason in FAILURES {
             this.resumes.get_or_create_owned(&ReasonLabel { reason });
         }
-        let help = "Begun answers given to another worker, by how the one before failed";
+        let help = "Begun answers that another worker took, by how the one before failed";
         registry.register("resumes", help, this.resumes.clone());
         let help = "Seconds from the loss of a worker to the next token of another one";
         registry.register("resume_pause_seconds", help, this.pause.clone());
         this
     }
 
-    /// A begun answer lost its worker and may go on.
+    /// Another worker has taken a begun answer.
     pub(super) fn began(&self, reason: &'static str) {
         self.resumes.get_or_create(&ReasonLabel { reason }).inc();
     }

@@ -170,7 +170,7 @@ impl Dispatcher {
     fn account_first_token(&self, streaming: &Streaming) {
         let (placed, actual) = (&streaming.placed, streaming.prompt.cached_tokens);
         let seconds = placed.predicted.at.elapsed().as_secs_f64();
-        self.metrics.dispatch.first_token(placed.predicted.cached_tokens, actual, seconds);
+        self.metrics.dispatch.first_token(&placed.predicted, actual, seconds);
     }
 
     /// What the worker had in its cache, against what the index said. A resume may find more than the prompt.

@@ -68,8 +68,6 @@ impl Dispatcher {
             request = hashed.request.request_id.as_str(), worker = %worker.id, candidates = candidates.len(),
             cached_tokens = candidate.cached_tokens, ?cost, "worker picked"
         );
-        let to_first_token = (!hashed.journey.begun()).then_some(&predicted.cost);
-        self.metrics.dispatch.picked(worker.id.as_str(), to_first_token);
         let unproven_from = Some(hashed.journey.progress.tokens());
         let attempt_id = self.next_attempt();
         let channel = self.channels.of(worker, self.workers.router_id());

@@ -65,6 +65,8 @@ pub(super) struct Hashed {
     pub(super) prompt: PromptId,
     /// Its prompt is suspected of ending workers.
     pub(super) trial: Option<Trial>,
+    /// How the worker failed that had it, until another one has taken it.
+    pub(super) left_by: Option<&'static str>,
     /// Since when workers have refused it because they are full.
     pub(super) full_since: Option<Instant>,
 }
@@ -90,12 +92,12 @@ pub(super) struct Unplaced {
 
 /// What the pick expected.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Predicted {
-    pub(super) cost: Cost,
+pub(crate) struct Predicted {
+    pub(crate) cost: Cost,
     /// Prompt tokens that the index says the worker holds.
     pub(super) indexed_tokens: u32,
     /// The same, discounted by experience with that worker.
-    pub(super) cached_tokens: u32,
+    pub(crate) cached_tokens: u32,
     pub(super) at: Instant,
 }
 
@@ -141,7 +143,7 @@ impl Tokenized {
         let vocab_size = self.model.tokenizer.vocab_size();
         let journey = Journey::new(self.n, self.sampling.max_tokens, vocab_size);
         let prompt = prompt_id(&self.model, &self.prompt_ids);
-        Hashed { request: self, keys, prefix_key, journey, prompt, trial: None, full_since: None }
+        Hashed { request: self, keys, prefix_key, journey, prompt, trial: None, left_by: None, full_since: None }
     }
 }
 

@@ -46,6 +46,7 @@ async fn a_worker_that_dies_before_the_first_token_is_replaced() {
     let generation = dispatch.await.unwrap().unwrap();
     assert_ne!(generation.worker().as_str(), format!("w{first}"));
     assert_eq!(read(generation).await, (vec![0, 1, 2], Ok(())));
+    assert_eq!(stage.counted("retries"), [("reason=\"connection\"".to_owned(), 1.0)]);
 }
 
 /// A worker that does not know grammars would answer whatever it likes: it is not asked.
@@ -103,5 +104,8 @@ async fn full_workers_are_asked_again_until_one_has_room() {
     let stage = stage(2, vec![Step::Refuse(ErrorCode::Overloaded); 5]).await;
     assert_eq!(read(stage.dispatch(3).await.unwrap()).await, (vec![0, 1, 2], Ok(())));
     assert_eq!(stage.scene.seen().len(), 6);
+    assert_eq!((stage.counted("retries"), stage.counted("room_waits").len()), (Vec::new(), 1));
+    assert_eq!(stage.counted("picks").iter().map(|(_, count)| count).sum::<f64>(), 1.0);
+    assert!(stage.shows("thalweg_router_predicted_time_to_first_token_seconds_count 1"));
     stage.wait_until_idle().await;
 }

@@ -122,6 +122,19 @@ impl Stage {
         self.router.state().metrics_text().lines().any(|l| l == line)
     }
 
+    /// The series of a counter that are not 0, by their labels.
+    fn counted(&self, name: &str) -> Vec<(String, f64)> {
+        let text = self.router.state().metrics_text();
+        let start = format!("thalweg_router_{name}_total");
+        let series = text.lines().filter_map(|line| {
+            let (labels, count) = line.strip_prefix(&start)?.rsplit_once(' ')?;
+            Some((labels.trim_matches(['{', '}']).to_owned(), count.parse().unwrap()))
+        });
+        let mut series: Vec<_> = series.filter(|(_, count)| *count > 0.0).collect();
+        series.sort_by(|a, b| a.0.cmp(&b.0));
+        series
+    }
+
     async fn dispatch(&self, max_tokens: u32) -> Result<Generation, RouterError> {
         self.router.state().dispatcher.dispatch(self.request(max_tokens)).await
     }

@@ -107,6 +107,32 @@ async fn refusals_are_tried_elsewhere_and_do_not_count_as_resumes() {
     let stage = stage(5, vec![Step::BreakAfter(1), refuse.clone(), refuse]).await;
     assert_eq!(read(stage.dispatch(4).await.unwrap()).await, (vec![0, 1, 2, 3], Ok(())));
     assert_eq!(told(&stage, 3), [(0, vec![0])]);
+    assert_eq!(stage.counted("resumes"), [("reason=\"ended_early\"".to_owned(), 1.0)]);
+}
+
+/// Workers that are full, or have another request on trial, are asked every 50 ms: that is one loss, and no retry.
+#[tokio::test]
+async fn a_resume_is_counted_once_however_often_full_workers_are_asked() {
+    let mut steps = vec![Step::CrashAfter(1)];
+    steps.extend(vec![Step::Refuse(ErrorCode::Overloaded); 7]);
+    let stage = stage(2, steps).await;
+    assert_eq!(read(stage.dispatch(4).await.unwrap()).await, (vec![0, 1, 2, 3], Ok(())));
+    let seen = stage.scene.seen();
+    assert_eq!(seen.len(), 9);
+    assert_eq!(stage.counted("resumes"), [("reason=\"connection\"".to_owned(), 1.0)]);
+    assert!(stage.counted("retries").is_empty());
+    assert_eq!(stage.counted("room_waits"), [(String::new(), 1.0)]);
+    let mut took = [&seen[0].0, &seen[8].0].map(|id| (format!("worker=\"{id}\""), 1.0));
+    took.sort_by(|a, b| a.0.cmp(&b.0));
+    assert_eq!(stage.counted("picks"), took);
+    assert!(stage.shows("thalweg_router_predicted_time_to_first_token_seconds_count 1"));
+}
+
+#[tokio::test]
+async fn an_answer_that_nobody_continues_is_no_resume() {
+    let stage = stage(1, vec![Step::BreakAfter(1), Step::Refuse(ErrorCode::InvalidRequest)]).await;
+    assert!(read(stage.dispatch(4).await.unwrap()).await.1.is_err());
+    assert_eq!((stage.scene.seen().len(), stage.counted("resumes")), (2, Vec::new()));
 }
 
 #[tokio::test]
