@@ -6,16 +6,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde::ser::SerializeStruct;
 use thalweg_proto::code::ErrorCode;
+use thalweg_proto::ids::WorkerId;
 use tokio::time::Instant;
 
 use crate::api::metrics::ApiMetrics;
 use crate::auth::Grant;
+use crate::dispatch::Taken;
 use crate::usage_log::UsageLog;
 
 /// OpenAI's `usage`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of all prompts.
+    /// Tokens of all prompts; in records, of those that a worker has taken.
     pub prompt_tokens: u64,
     /// Those whose KV a worker still had.
     pub cached_tokens: u64,
@@ -80,7 +82,10 @@ pub(crate) struct UsageRecord {
     reply_id: String,
     model: String,
     endpoint: &'static str,
+    /// Who put out its first token.
     worker: Option<String>,
+    /// What workers have taken of it, as the dispatcher tells.
+    taken: Arc<Taken>,
     started: Instant,
     first_token: Option<Duration>,
     usage: Usage,
@@ -105,6 +110,7 @@ impl UsageRecord {
             model: String::new(),
             endpoint,
             worker: None,
+            taken: Arc::default(),
             started: Instant::now(),
             first_token: None,
             usage: Usage::default(),
@@ -120,6 +126,11 @@ impl UsageRecord {
 
     pub(crate) fn worker(&mut self, name: &str) {
         self.worker.get_or_insert_with(|| name.to_owned());
+    }
+
+    /// Where it is told that workers have taken the request's prompts: from then on their tokens count, though no output may come.
+    pub(crate) fn taken(&self) -> &Arc<Taken> {
+        &self.taken
     }
 
     /// Output has come; the first time counts.
@@ -158,7 +169,11 @@ struct Line<'a> {
 }
 
 impl UsageRecord {
-    fn line(&self, first_token_seconds: Option<f64>, seconds: f64) -> Line<'_> {
+    fn asked_worker(&self) -> Option<&str> {
+        self.worker.as_deref().or_else(|| self.taken.worker().map(WorkerId::as_str))
+    }
+
+    fn line(&self, usage: &Usage, first_token_seconds: Option<f64>, seconds: f64) -> Line<'_> {
         Line {
             time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
             request_id: &self.request_id,
@@ -167,12 +182,12 @@ impl UsageRecord {
             tenant: &self.grant.tenant,
             model: &self.model,
             endpoint: self.endpoint,
-            worker: self.worker.as_deref(),
+            worker: self.asked_worker(),
             outcome: self.outcome.as_str(),
-            prompt_tokens: self.usage.prompt_tokens,
-            cached_tokens: self.usage.cached_tokens,
-            completion_tokens: self.usage.completion_tokens,
-            reasoning_tokens: self.usage.reasoning_tokens.unwrap_or(0),
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            completion_tokens: usage.completion_tokens,
+            reasoning_tokens: usage.reasoning_tokens.unwrap_or(0),
             first_token_seconds,
             seconds,
         }
@@ -183,16 +198,10 @@ impl Drop for UsageRecord {
     fn drop(&mut self) {
         let seconds = self.started.elapsed().as_secs_f64();
         let first_token_seconds = self.first_token.map(|d| d.as_secs_f64());
-        self.metrics.record(
-            &self.model,
-            self.endpoint,
-            self.outcome,
-            self.usage,
-            first_token_seconds,
-            seconds,
-        );
+        let usage = Usage { prompt_tokens: self.taken.prompt_tokens(), ..self.usage };
+        self.metrics.record(&self.model, self.endpoint, self.outcome, usage, first_token_seconds, seconds);
         if let Some(log) = &self.log {
-            log.record(&self.line(first_token_seconds, seconds));
+            log.record(&self.line(&usage, first_token_seconds, seconds));
         }
         tracing::debug!(
             target: "thalweg::usage",
@@ -202,11 +211,11 @@ impl Drop for UsageRecord {
             tenant = self.grant.tenant,
             model = self.model,
             endpoint = self.endpoint,
-            worker = self.worker,
+            worker = self.asked_worker(),
             outcome = self.outcome.as_str(),
-            prompt_tokens = self.usage.prompt_tokens,
-            cached_tokens = self.usage.cached_tokens,
-            completion_tokens = self.usage.completion_tokens,
+            prompt_tokens = usage.prompt_tokens,
+            cached_tokens = usage.cached_tokens,
+            completion_tokens = usage.completion_tokens,
             first_token_seconds,
             seconds,
             "request ended"

@@ -74,6 +74,7 @@ impl Asked {
             deadline: Instant::now() + longest,
             traceparent: self.trace.parent.clone(),
             tracestate: self.trace.state.clone(),
+            taken: Arc::default(),
         }
     }
 }

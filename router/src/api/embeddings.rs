@@ -49,7 +49,8 @@ async fn embed(
     let (request, inputs) = prepare(api, &asked.grant, request).await?;
     let id = format!("embd-{}", headers::fresh_id());
     record.accepted(&request.model().name, &id);
-    let tokenized = tokenized(api, asked, &request, inputs, &id);
+    let mut tokenized = tokenized(api, asked, &request, inputs, &id);
+    tokenized.iter_mut().for_each(|input| input.taken = Arc::clone(record.taken()));
     let at_once = api.router.requests_at_once(&asked.grant).clamp(1, AT_ONCE_MAX);
     let answer = Answer::new(&api.router.dispatcher, tokenized.clone(), Some(at_once));
     let Embedded { vectors, worker } = collect(answer, &tokenized, record).await?;
@@ -123,7 +124,6 @@ async fn collect(
                 first.get_or_insert(worker);
             }
             (at, Event::Output(GenerationEvent::Prompt(info))) => {
-                usage.prompt_tokens += inputs[at].prompt_ids.len() as u64;
                 usage.cached_tokens += u64::from(info.cached_tokens);
                 record.progress(usage);
                 vectors[at] = info.embedding;

@@ -57,7 +57,11 @@ impl ApiMetrics {
             "Generation and embedding requests by how they ended",
             this.requests.clone(),
         );
-        registry.register("prompt_tokens", "Tokens of prompts", this.prompt_tokens.clone());
+        registry.register(
+            "prompt_tokens",
+            "Tokens of prompts that a worker took",
+            this.prompt_tokens.clone(),
+        );
         registry.register(
             "cached_tokens",
             "Tokens of prompts whose KV a worker still had",

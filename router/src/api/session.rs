@@ -55,6 +55,7 @@ impl Session {
             grammar: grammar.clone(),
             n: request.choices(),
             priority: request.priority(),
+            taken: Arc::clone(record.taken()),
             ..asked.tokenized(api, request.model(), Arc::clone(&prompt.ids), request.cache_salt())
         };
         let requests = prompts.iter().enumerate().map(tokenized).collect();

@@ -92,11 +92,16 @@ impl Placed {
 
     /// The worker did not refuse it.
     fn taken(&mut self, metrics: &Metrics) {
-        metrics.dispatch.picked(self.booking.worker().id.as_str());
-        match self.hashed.left_by.take() {
-            Some(reason) if self.hashed.journey.begun() => metrics.resumes.began(reason),
+        let Self { hashed, booking, .. } = self;
+        let worker = &booking.worker().id;
+        metrics.dispatch.picked(worker.as_str());
+        match hashed.left_by.take() {
+            Some(reason) if hashed.journey.begun() => metrics.resumes.began(reason),
             Some(reason) => metrics.dispatch.retried(reason),
             None => {}
+        }
+        if !std::mem::replace(&mut hashed.is_taken, true) {
+            hashed.request.taken.add(worker, hashed.request.prompt_ids.len() as u64);
         }
     }
 

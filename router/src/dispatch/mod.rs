@@ -16,6 +16,7 @@ mod place;
 mod poison;
 mod progress;
 pub mod stage;
+mod taken;
 mod trial;
 
 use std::sync::Arc;
@@ -34,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 pub use ended::ChoiceEnder;
 pub use generation::{Generation, GenerationEvent};
 pub use stage::Tokenized;
+pub use taken::Taken;
 
 use crate::admission::{Ask, Gate, Permit};
 use crate::config::RouterConfig;

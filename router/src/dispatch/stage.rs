@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::attempt::Source;
 use super::channel::Channel;
 use super::journey::Journey;
+use super::taken::Taken;
 use super::trial::Trial;
 use crate::admission::Permit;
 use crate::models::ModelEntry;
@@ -50,6 +51,8 @@ pub struct Tokenized {
     pub traceparent: String,
     /// What vendors add to it.
     pub tracestate: String,
+    /// Who has taken it is told here, beside the other prompts of its request.
+    pub taken: Arc<Taken>,
 }
 
 /// With the keys of its prompt's blocks.
@@ -65,6 +68,8 @@ pub(super) struct Hashed {
     pub(super) prompt: PromptId,
     /// Its prompt is suspected of ending workers.
     pub(super) trial: Option<Trial>,
+    /// A worker has had it.
+    pub(super) is_taken: bool,
     /// How the worker failed that had it, until another one has taken it.
     pub(super) left_by: Option<&'static str>,
     /// Since when workers have refused it because they are full.
@@ -143,7 +148,17 @@ impl Tokenized {
         let vocab_size = self.model.tokenizer.vocab_size();
         let journey = Journey::new(self.n, self.sampling.max_tokens, vocab_size);
         let prompt = prompt_id(&self.model, &self.prompt_ids);
-        Hashed { request: self, keys, prefix_key, journey, prompt, trial: None, left_by: None, full_since: None }
+        Hashed {
+            request: self,
+            keys,
+            prefix_key,
+            journey,
+            prompt,
+            trial: None,
+            is_taken: false,
+            left_by: None,
+            full_since: None,
+        }
     }
 }
 

@@ -90,6 +90,7 @@ impl Stage {
             deadline: Instant::now() + Duration::from_secs(60),
             traceparent: String::new(),
             tracestate: String::new(),
+            taken: Arc::default(),
         }
     }
 

@@ -5,14 +5,15 @@ use std::time::Duration;
 use futures::StreamExt;
 use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use serde_json::json;
+use serde_json::{Value, json};
+use thalweg_proto::code::ErrorCode;
 use thalweg_proto::v1::ChoiceDelta;
 use thalweg_router::config::RouterConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::speaking_worker::{prompt_message, responses};
 use crate::tokenizer::{self, END};
-use crate::{CHAT, COMPLETIONS, Stage, chat, completion, stage, stage_of};
+use crate::{CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Stage, chat, completion, stage, stage_of, stage_with};
 
 /// One token, and then nothing for as long as anyone listens.
 fn hangs(stage: &Stage) {
@@ -85,6 +86,51 @@ async fn a_client_that_leaves_before_the_reply_ends_the_work() {
         stage.worker.ended(before + 1).await;
     }
     assert!(!connection.is_finished());
+}
+
+/// What a worker has taken is recorded and counted, though nothing came of it; what none has taken is not.
+#[tokio::test]
+async fn who_leaves_in_the_prefill_leaves_its_worker_and_tokens_in_the_record() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let path = log.path().to_owned();
+    let stage = stage_with(|config| config.surface.usage_log = Some(path), true).await;
+    stage.worker.script(|request| {
+        let first = prompt_message(request, 0);
+        futures::stream::iter([Ok(first)]).chain(futures::stream::pending()).boxed()
+    });
+    let embedding = json!({"model": "tiny", "input": ["ab", "cde"]});
+    let response = json!({"model": "tiny", "input": "hi", "stream": true});
+    let cases = [
+        (CHAT, chat(json!({})), 1),
+        (COMPLETIONS, completion(json!({"prompt": ["ab", "cde"], "stream": true})), 2),
+        (RESPONSES, response, 1),
+        (EMBEDDINGS, embedding, 2),
+    ];
+    let (mut taken, mut expected) = (0, Vec::new());
+    for (path, body, prompts) in &cases {
+        let (http, path, body) = (stage.http.clone(), path.to_owned(), body.clone());
+        let reply = tokio::spawn(async move { http.post(path, &body).await });
+        taken += prompts;
+        wait_for_metric(&stage, &format!("thalweg_router_picks_total{{worker=\"w0\"}} {taken}")).await;
+        reply.abort();
+        stage.worker.ended(taken).await;
+        let tokens =
+            stage.worker.requests()[taken - prompts..].iter().map(|r| r.prompt_ids.len() as u64).sum();
+        expected.push((json!("cancelled"), json!("w0"), Some(tokens)));
+    }
+    stage.worker.script(|_| futures::stream::iter([Err(ErrorCode::InvalidRequest.status("no"))]).boxed());
+    assert_eq!(stage.http.post(CHAT, &chat(json!({}))).await.status, 400);
+    let sent = expected.iter().filter_map(|(_, _, tokens)| *tokens).sum::<u64>();
+    wait_for_metric(&stage, &format!("thalweg_router_prompt_tokens_total{{model=\"tiny\"}} {sent}")).await;
+    stage.router.shutdown().await;
+
+    let text = std::fs::read_to_string(log.path()).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told =
+        |line: &Value| (line["outcome"].clone(), line["worker"].clone(), line["prompt_tokens"].as_u64());
+    let told: Vec<_> = lines.iter().map(told).collect();
+    expected.push((json!("invalid_request"), Value::Null, Some(0)));
+    assert_eq!(told, expected);
 }
 
 /// A client that closes its writing side looks like one that has gone, whose answer would be computed for nobody: it is taken for
