@@ -22,7 +22,7 @@ use super::super::session::Session;
 use super::super::stream::{self, Script};
 use super::super::{Api, body, whole};
 use super::script::{Keeping, ResponseScript};
-use super::stored::read;
+use super::stored::find;
 
 /// A request that is ready to run, and what its reply repeats.
 type Prepared = (ValidRequest, Vec<TokenizedPrompt>, Echo);
@@ -67,36 +67,67 @@ async fn answer(api: Arc<Api>, request: Request) -> Result<Response, ApiError> {
     Ok(response)
 }
 
-/// Body to token ids, behind what the request continues.
+/// A body that has been read.
+enum Read {
+    Ready(Box<Prepared>),
+    Continues(Box<Continuing>),
+}
+
+/// A request that goes on from a response, which has to be found first.
+#[derive(Clone)]
+struct Continuing {
+    draft: Draft,
+    previous: String,
+    store: bool,
+}
+
+/// Body to token ids, off the reactor: at one go where nothing has to be looked up, since who waits for a thread twice comes
+/// to the queue behind all those who wait once.
 async fn prepare(api: &Arc<Api>, grant: &Arc<Grant>, bytes: Bytes) -> Result<Prepared, RouterError> {
     // To tokenise what will be refused would take time from what will not.
     api.router.refuse_when_full()?;
-    let draft = api.pool.run(move || Draft::read(parse_object(&bytes)?)).await?;
-    let store = may_keep(api, &draft)?;
-    let history = match &draft.previous {
-        None => Vec::new(),
-        Some(id) => read(api, &grant.tenant, id).await.map_err(of_previous)?.into_items(),
+    let first = || {
+        let (shared, grant, bytes) = (Arc::clone(api), Arc::clone(grant), bytes.clone());
+        api.pool.run(move || {
+            let draft = Draft::read(parse_object(&bytes)?)?;
+            let store = may_keep(&shared, &draft)?;
+            Ok(match draft.previous.clone() {
+                Some(previous) => Read::Continues(Box::new(Continuing { draft, previous, store })),
+                None => Read::Ready(Box::new(parse_and_tokenize(&shared, &grant, draft, Vec::new(), store)?)),
+            })
+        })
     };
-    let given = Arc::new((draft, history));
-    let parse = || {
-        let (shared, grant, given) = (Arc::clone(api), Arc::clone(grant), Arc::clone(&given));
-        api.pool.run(move || parse_and_tokenize(&shared, &grant, &given.0, &given.1, store))
+    let (request, prompts, echo) = match api.router.once_acquainted(first).await? {
+        Read::Ready(prepared) => *prepared,
+        Read::Continues(continuing) => go_on(api, grant, &continuing).await?,
     };
-    let (request, prompts, echo) = api.router.once_acquainted(parse).await?;
     check_structure(&request).await?;
     Ok((request, prompts, echo))
+}
+
+async fn go_on(api: &Arc<Api>, grant: &Arc<Grant>, continuing: &Continuing) -> Result<Prepared, RouterError> {
+    let found = find(api, &grant.tenant, &continuing.previous).await.map_err(of_previous)?;
+    let parse = || {
+        let (shared, grant, found) = (Arc::clone(api), Arc::clone(grant), found.clone());
+        let Continuing { draft, store, .. } = continuing.clone();
+        api.pool.run(move || {
+            let history = found.parse()?.into_items();
+            parse_and_tokenize(&shared, &grant, draft, history, store)
+        })
+    };
+    api.router.once_acquainted(parse).await
 }
 
 fn parse_and_tokenize(
     api: &Api,
     grant: &Grant,
-    draft: &Draft,
-    history: &[serde_json::Value],
+    draft: Draft,
+    history: Vec<serde_json::Value>,
     store: bool,
 ) -> Result<Prepared, RouterError> {
     let draw_seed = || api.seeds.draw();
     let served = api.served(&draw_seed);
-    let (mut request, echo) = parse_responses(draft.clone(), history.to_vec(), store, &served)?;
+    let (mut request, echo) = parse_responses(draft, history, store, &served)?;
     request.restrict(grant)?;
     let prompts = tokenize_request(&mut request)?;
     request.let_think(&prompts);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, Request, State};
+use bytes::Bytes;
 use http::Uri;
 use serde_json::{Value, json};
 use thalweg_proto::code::ErrorCode;
@@ -48,19 +49,34 @@ pub(crate) async fn input_items(
     Ok(Json(page.of(kept.input)?))
 }
 
-/// A kept response of this tenant, parsed off the reactor.
-pub(super) async fn read(api: &Api, tenant: &str, id: &str) -> Result<Kept, RouterError> {
+/// A kept response as it was kept.
+#[derive(Clone)]
+pub(super) struct Found {
+    id: String,
+    bytes: Bytes,
+}
+
+/// A kept response of this tenant.
+pub(super) async fn find(api: &Api, tenant: &str, id: &str) -> Result<Found, RouterError> {
     let bytes = api.router.responses.find(tenant, id).await?;
-    let id = id.to_owned();
-    let parse = move || {
-        serde_json::from_slice(&bytes).map_err(|error| {
-            tracing::error!(%error, response = id, "a kept response cannot be read");
+    Ok(Found { id: id.to_owned(), bytes })
+}
+
+impl Found {
+    /// Takes time in proportion to its size: never call it on the reactor.
+    pub(super) fn parse(&self) -> Result<Kept, RouterError> {
+        serde_json::from_slice(&self.bytes).map_err(|error| {
+            tracing::error!(%error, response = self.id, "a kept response cannot be read");
             let message =
                 "the response was kept by another version and cannot be read; send the whole conversation";
             RouterError::new(ErrorCode::Internal, message)
         })
-    };
-    api.pool.run(parse).await
+    }
+}
+
+async fn read(api: &Api, tenant: &str, id: &str) -> Result<Kept, RouterError> {
+    let found = find(api, tenant, id).await?;
+    api.pool.run(move || found.parse()).await
 }
 
 fn refuse_stream(uri: &Uri) -> Result<(), RouterError> {
