@@ -159,6 +159,11 @@ fn fit(ids: &[u32], wanted: MaxTokens, model: &ModelEntry) -> Result<u32, Router
     match wanted {
         MaxTokens::Explicit(0) if ids.len() <= context => Ok(0),
         _ if room == 0 => Err(over_context(&format!("{}", ids.len()), None, context)),
+        // However short the prompt, or cut.
+        MaxTokens::Explicit(max) if max as usize >= context => {
+            let what = format!("max_tokens is {max}, which leaves no room for a prompt");
+            Err(beyond_context(&what, "lower max_tokens", context))
+        }
         MaxTokens::Explicit(max) if max as usize > room => {
             Err(over_context(&format!("{}", ids.len()), Some(max), context))
         }
@@ -212,6 +217,10 @@ fn over_context(prompt: &str, max_tokens: Option<u32>, context: usize) -> Router
             "shorten the prompt or lower max_tokens",
         ),
     };
+    beyond_context(&what, advice, context)
+}
+
+fn beyond_context(what: &str, advice: &str, context: usize) -> RouterError {
     // Clients that do not read codes, LiteLLM for one, know the fault by these first words.
     let message = format!("this model's maximum context length is {context} tokens, but {what}; {advice}");
     RouterError::new(ErrorCode::ContextLengthExceeded, message)

@@ -118,7 +118,7 @@ async fn collect(
     let mut vectors = vec![Vec::new(); inputs.len()];
     let (mut first, mut usage) = (None, Usage::default());
     while let Some(item) = answer.next().await {
-        match item? {
+        match item.map_err(|error| with_progress(error, &vectors))? {
             (_, Event::Placed(worker, _)) => {
                 record.worker(worker.as_str());
                 first.get_or_insert(worker);
@@ -136,6 +136,16 @@ async fn collect(
         return Err(RouterError::new(ErrorCode::Internal, message));
     }
     Ok(Embedded { vectors, worker: first })
+}
+
+/// Who ran out of time is told how many inputs fit into it.
+fn with_progress(error: RouterError, vectors: &[Vec<f32>]) -> RouterError {
+    if error.code != ErrorCode::DeadlineExceeded {
+        return error;
+    }
+    let done = vectors.iter().filter(|vector| !vector.is_empty()).count();
+    let message = format!("{}; {done} of {} inputs were done by then", error.message, vectors.len());
+    RouterError { message, ..error }
 }
 
 /// OpenAI's list of embeddings with vLLM's `id` and `created`.

@@ -134,10 +134,13 @@ impl Broken {
             }
             Self::Refused(error) if error.code == ErrorCode::Overloaded => error.retry_after(RETRY_AFTER),
             Self::Refused(error) => error,
-            Self::Late => RouterError::new(
-                ErrorCode::DeadlineExceeded,
-                format!("the request took longer than allowed; it ended after {tokens} tokens"),
-            ),
+            Self::Late => {
+                let mut message = "the request took longer than allowed".to_owned();
+                if tokens > 0 {
+                    message += &format!("; it ended after {tokens} tokens");
+                }
+                RouterError::new(ErrorCode::DeadlineExceeded, message)
+            }
         }
     }
 }

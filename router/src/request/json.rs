@@ -7,8 +7,12 @@ use crate::error::{RouterError, echo};
 use super::fields::invalid;
 use super::limits::JSON_VALUES_MAX;
 
+/// What some editors write in front of UTF-8. RFC 8259 (8.1) lets who reads JSON ignore it.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Parses a request body, which must be one JSON object.
 pub fn parse_object(body: &[u8]) -> Result<Map<String, Value>, RouterError> {
+    let body = body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body);
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err(invalid(None, "the request body is empty; send a JSON object"));
     }
@@ -152,6 +156,15 @@ mod tests {
         check(b"{\"prompt\": }", &["expected value"], Some("prompt"));
         check(b"{\"prompt\":", &["EOF"], Some("prompt"));
         check(b"{\"prompt\": , \"n\": 1}", &["expected value"], Some("prompt"));
+    }
+
+    #[test]
+    fn one_byte_order_mark_is_ignored() {
+        let body = b"\xef\xbb\xbf{\"model\": \"m\"}";
+        assert_eq!(parse_object(body).ok(), parse_object(&body[3..]).ok());
+        check(b"\xef\xbb\xbf", &["empty"], None);
+        check(b"\xef\xbb\xbf\xef\xbb\xbf{}", &["expected value"], None);
+        check(b"\xef\xbb\xbf{\"n\": }", &["column 7", "`n`"], Some("n"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -158,6 +159,19 @@ async fn wrong_requests_are_refused_by_field_before_any_work() {
     assert_eq!((reply.status.as_u16(), reply.error()["param"].as_str()), (400, Some("messages")));
     assert!(stage.worker.requests().is_empty(), "no worker was asked");
     embedded(&stage, json!({})).await;
+}
+
+#[tokio::test]
+async fn who_runs_out_of_time_is_told_how_far_it_came() {
+    let stage = stage_with(|config| config.timeouts.request_timeout = Duration::from_millis(500), true).await;
+    stage.worker.script(|request| match request.prompt_ids.len() {
+        2 => embed(request),
+        _ => futures::stream::pending().boxed(),
+    });
+    let late = stage.http.post(EMBEDDINGS, &body(json!({"input": ["a", "bc", "d"]}))).await;
+    let error = late.error();
+    assert_eq!((late.status.as_u16(), &error["code"]), (504, &json!("deadline_exceeded")));
+    assert_eq!(error["message"], "the request took longer than allowed; 2 of 3 inputs were done by then");
 }
 
 /// Nobody's queue is filled by one request, and its own tenant's limit is no reason to refuse a part of it.

@@ -50,6 +50,12 @@ fn what_is_over_the_context_is_refused_with_the_numbers() {
     check(Endpoint::Completions, json!({"prompt": ids(600)}), &["512", "600"]);
     check(Endpoint::Completions, json!({"prompt": ids(512)}), &["512"]);
     check(Endpoint::Completions, json!({"prompt": ids(400), "max_tokens": 200}), &["512", "400", "200"]);
+    let alone = json!({"max_tokens": 512, "truncate_prompt_tokens": -1});
+    check(
+        Endpoint::Completions,
+        alone,
+        &["512", "max_tokens is 512, which leaves no room", "; lower max_tokens"],
+    );
     let long = "a".repeat(600);
     check(Endpoint::Chat, json!({"messages": [{"role": "user", "content": long}]}), &["512"]);
     let huge = "ž".repeat(1 << 20);
