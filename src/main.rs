@@ -68,6 +68,9 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> anyhow::Result<()> {
+    if matches!(command, Command::Up(_) | Command::Router(_) | Command::Worker(_)) {
+        thalweg_serve::raise_file_limit()?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         match command {

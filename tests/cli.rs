@@ -130,6 +130,16 @@ fn ports_in_use_are_named() {
     refused(up, 1, &[&address, "--http"]);
 }
 
+/// Where clients would take the last file, nobody is served.
+#[test]
+fn too_few_files_are_told_at_the_start() {
+    for base in [ROUTER, WORKER, UP] {
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -n 63; exec \"$0\" \"$@\"", BINARY]).args(base);
+        refused(command, 1, &["may open 63 files", "64 at least", "raise `ulimit -n`"]);
+    }
+}
+
 #[test]
 fn flags_that_cannot_work_are_refused() {
     let model = models::smollm2();

@@ -321,6 +321,7 @@ pub(crate) struct RouterGauges {
     pub(crate) index_blocks: Gauge,
     pub(crate) poisoned_prompts: Gauge,
     pub(crate) mass_loss: Gauge,
+    pub(crate) full_listeners: Gauge,
     pub(crate) accept_errors: Counter,
 }
 
@@ -344,6 +345,10 @@ impl RouterGauges {
                 "Prompts refused because three workers ended abnormally with them",
             ),
             mass_loss,
+            full_listeners: gauge(
+                "full_listeners",
+                "Listeners that accept nobody now, because this process has as many connections as it may",
+            ),
             accept_errors,
         }
     }

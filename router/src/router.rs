@@ -208,6 +208,7 @@ impl RouterState {
         gauges.mass_loss.set(self.workers.mass_loss() as i64);
         gauges.poisoned_prompts.set(self.dispatcher.poisoned() as i64);
         gauges.index_blocks.set(self.replica.stats().blocks as i64);
+        gauges.full_listeners.set(thalweg_serve::full_listeners() as i64);
         gauges.accept_errors.inner().store(thalweg_serve::accept_errors(), Ordering::Relaxed);
         self.metrics.show_workers(&self.workers);
         self.metrics.index.set(&self.index.stats());

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
+use crate::places::{Place, Places};
 use crate::rarely::Rarely;
 
 /// Between attempts while they fail. Connections wait in the kernel's backlog meanwhile.
@@ -19,21 +20,36 @@ const EMFILE: i32 = 24;
 static FAILED: AtomicU64 = AtomicU64::new(0);
 static WARNING: Rarely = Rarely::new();
 
-/// The next connection, however long it takes to get one.
-pub(crate) async fn next_connection(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                // A token is a small packet; waiting to fill a larger one would only delay it.
-                if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(%error, "TCP_NODELAY refused");
+/// A listener that accepts nobody for whom there is no place.
+pub(crate) struct Entrance {
+    listener: TcpListener,
+    places: Places,
+}
+
+impl Entrance {
+    pub(crate) fn new(listener: TcpListener) -> Self {
+        Self { listener, places: Places::new() }
+    }
+
+    /// The next connection, however long it takes to get one, and the place that it takes.
+    pub(crate) async fn next(&self) -> (TcpStream, SocketAddr, Place) {
+        let place = self.places.take().await;
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, peer)) => {
+                    // A token is a small packet; waiting to fill a larger one would only delay it.
+                    if let Err(error) = stream.set_nodelay(true) {
+                        tracing::debug!(%error, "TCP_NODELAY refused");
+                    }
+                    return (stream, peer, place);
                 }
-                return (stream, peer);
-            }
-            Err(error) if has_left(&error) => tracing::debug!(%error, "a client left before it was accepted"),
-            Err(error) => {
-                tell(&error);
-                sleep(PAUSE).await;
+                Err(error) if has_left(&error) => {
+                    tracing::debug!(%error, "a client left before it was accepted");
+                }
+                Err(error) => {
+                    tell(&error);
+                    sleep(PAUSE).await;
+                }
             }
         }
     }

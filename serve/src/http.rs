@@ -11,24 +11,21 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
-use axum::serve::Listener;
 use http::{HeaderValue, Request, Version, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use crate::unread::Whole;
-use crate::{GuardedListener, StallGuard};
+use crate::{GuardedListener, Place, StallGuard};
 
-/// Connections at a time; those above it wait in the kernel's backlog. Each takes a file and some 10 KB.
-const CONNECTIONS_MAX: usize = 16_384;
 /// A connection whose first request has not come by then is closed.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two requests of a connection, the head of the later one included. A load balancer must be the first to close
@@ -57,32 +54,22 @@ pub struct Closing {
 }
 
 /// Serves until told to close, and then until the last connection has ended. Dropping the future cuts all.
-pub async fn serve(mut listener: GuardedListener, routes: axum::Router, closing: Closing) {
+pub async fn serve(listener: GuardedListener, routes: axum::Router, closing: Closing) {
     let builder = Arc::new(builder());
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             biased;
             () = closing.close.cancelled() => break,
             Some(_ended) = connections.join_next(), if !connections.is_empty() => {}
-            (stream, permit) = accept(&mut listener, &room) => {
+            (stream, place) = listener.accept() => {
                 let (builder, routes) = (Arc::clone(&builder), routes.clone());
-                connections.spawn(connection(builder, stream, routes, closing.clone(), permit));
+                connections.spawn(connection(builder, stream, routes, closing.clone(), place));
             }
         }
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
-}
-
-async fn accept(
-    listener: &mut GuardedListener,
-    room: &Arc<Semaphore>,
-) -> (StallGuard<TcpStream>, Option<OwnedSemaphorePermit>) {
-    // The semaphore is never closed.
-    let permit = Arc::clone(room).acquire_owned().await.ok();
-    (listener.accept().await.0, permit)
 }
 
 fn builder() -> Builder<TokioExecutor> {
@@ -115,7 +102,7 @@ async fn connection(
     stream: StallGuard<TcpStream>,
     routes: axum::Router,
     closing: Closing,
-    _permit: Option<OwnedSemaphorePermit>,
+    _place: Place,
 ) {
     // Of its own: what all connections wait on together would be a lock that each token takes.
     let closing = Closing { drain: closing.drain.child_token(), close: closing.close.child_token() };

@@ -5,10 +5,12 @@
 mod accept;
 pub mod grpc;
 pub mod http;
+mod places;
 mod rarely;
 mod stall_guard;
 pub mod trust;
 mod unread;
 
 pub use accept::accept_errors;
+pub use places::{Place, TooFewFiles, full_listeners, raise_file_limit};
 pub use stall_guard::{GuardedListener, StallGuard};

@@ -4,42 +4,33 @@
 //! no limit on the time that a write may take.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::accept::next_connection;
+use crate::accept::Entrance;
+use crate::places::Place;
 
 /// A listener whose connections are guarded.
 pub struct GuardedListener {
-    inner: TcpListener,
+    entrance: Entrance,
     stall_timeout: Duration,
 }
 
 impl GuardedListener {
     /// Guards the connections of `inner`.
     pub fn new(inner: TcpListener, stall_timeout: Duration) -> Self {
-        Self { inner, stall_timeout }
-    }
-}
-
-impl Listener for GuardedListener {
-    type Io = StallGuard<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        let (stream, address) = next_connection(&self.inner).await;
-        (StallGuard::new(stream, self.stall_timeout), address)
+        Self { entrance: Entrance::new(inner), stall_timeout }
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.inner.local_addr()
+    /// The next connection, and its place.
+    pub(crate) async fn accept(&self) -> (StallGuard<TcpStream>, Place) {
+        let (stream, _, place) = self.entrance.next().await;
+        (StallGuard::new(stream, self.stall_timeout), place)
     }
 }
 

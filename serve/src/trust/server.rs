@@ -17,7 +17,8 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::files::Reloading;
 use super::{ServerStream, TlsFiles, TokenGuard, TrustConfig, TrustError};
-use crate::accept::next_connection;
+use crate::Place;
+use crate::accept::Entrance;
 use crate::rarely::Rarely;
 
 /// What a peer gets to prove itself.
@@ -66,20 +67,21 @@ type Ready = mpsc::Sender<std::io::Result<ServerStream>>;
 
 /// Until nobody wants connections any more.
 async fn accept(listener: TcpListener, tls: Option<Arc<Reloading<ServerConfig>>>, ready: Ready) {
+    let entrance = Entrance::new(listener);
     let slots = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     let refusals = Arc::<Rarely>::default();
     loop {
         let next = async {
             let slot = Arc::clone(&slots).acquire_owned().await;
-            (slot, next_connection(&listener).await)
+            (slot, entrance.next().await)
         };
-        let (slot, (stream, peer)) = tokio::select! {
+        let (slot, (stream, peer, place)) = tokio::select! {
             next = next => next,
             () = ready.closed() => return,
         };
         // The semaphore is never closed.
         let Ok(slot) = slot else { return };
-        let newcomer = Newcomer { stream, peer, _slot: slot };
+        let newcomer = Newcomer { stream, peer, place, _slot: slot };
         let config = tls.as_ref().map(|tls| tls.get());
         tokio::spawn(newcomer.admit(config, ready.clone(), Arc::clone(&refusals)));
     }
@@ -89,6 +91,7 @@ async fn accept(listener: TcpListener, tls: Option<Arc<Reloading<ServerConfig>>>
 struct Newcomer {
     stream: TcpStream,
     peer: SocketAddr,
+    place: Place,
     _slot: OwnedSemaphorePermit,
 }
 
@@ -97,13 +100,13 @@ impl Newcomer {
         let peer = self.peer;
         let stream = match config {
             None => match timeout(HANDSHAKE_TIMEOUT, preface(&self.stream)).await {
-                Ok(Ok(())) => ServerStream::Plain(self.stream),
+                Ok(Ok(())) => ServerStream::Plain(self.stream, self.place),
                 _ => return tracing::debug!(%peer, "a peer did not begin to speak HTTP/2 in time"),
             },
             Some(config) => {
                 let handshake = TlsAcceptor::from(config).accept(self.stream);
                 match timeout(HANDSHAKE_TIMEOUT, handshake).await {
-                    Ok(Ok(stream)) => ServerStream::Tls(Box::new(stream)),
+                    Ok(Ok(stream)) => ServerStream::Tls(Box::new(stream), self.place),
                     Ok(Err(error)) => return refused(&refusals, peer, &error),
                     Err(_) => {
                         return tracing::debug!(%peer, "a peer did not finish its TLS handshake in time");

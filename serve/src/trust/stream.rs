@@ -1,4 +1,4 @@
-//! A connection of a server, encrypted or not.
+//! A connection of a server, encrypted or not, with the place that it takes.
 
 use std::io;
 use std::pin::Pin;
@@ -9,12 +9,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
+use crate::Place;
+
 /// What tonic's server reads and writes.
 pub enum ServerStream {
     /// Whoever connects.
-    Plain(TcpStream),
+    Plain(TcpStream, Place),
     /// A peer with a certificate that we trust.
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<TlsStream<TcpStream>>, Place),
 }
 
 impl Connected for ServerStream {
@@ -22,8 +24,8 @@ impl Connected for ServerStream {
 
     fn connect_info(&self) -> TcpConnectInfo {
         match self {
-            Self::Plain(stream) => stream.connect_info(),
-            Self::Tls(stream) => stream.get_ref().0.connect_info(),
+            Self::Plain(stream, _) => stream.connect_info(),
+            Self::Tls(stream, _) => stream.get_ref().0.connect_info(),
         }
     }
 }
@@ -35,8 +37,8 @@ impl AsyncRead for ServerStream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Plain(stream, _) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Tls(stream, _) => Pin::new(stream).poll_read(cx, buffer),
         }
     }
 }
@@ -44,8 +46,8 @@ impl AsyncRead for ServerStream {
 impl AsyncWrite for ServerStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Plain(stream, _) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(stream, _) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -55,29 +57,29 @@ impl AsyncWrite for ServerStream {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            Self::Plain(stream, _) => Pin::new(stream).poll_write_vectored(cx, parts),
+            Self::Tls(stream, _) => Pin::new(stream).poll_write_vectored(cx, parts),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
         match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
+            Self::Plain(stream, _) => stream.is_write_vectored(),
+            Self::Tls(stream, _) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Plain(stream, _) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream, _) => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Plain(stream, _) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream, _) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

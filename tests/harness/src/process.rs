@@ -138,6 +138,21 @@ impl Process {
         }
     }
 
+    /// Lets it open so many files from now on, beside those that it has.
+    pub fn limit_files(&self, files: usize) {
+        let call = [format!("--pid={}", self.child.id()), format!("--nofile={files}:")];
+        let limited = Command::new("prlimit").args(call).status();
+        assert!(limited.is_ok_and(|status| status.success()), "its limit of files could not be set");
+    }
+
+    /// Most files that it may open.
+    pub fn files_max(&self) -> usize {
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", self.child.id())).expect("it runs");
+        let line =
+            limits.lines().find_map(|line| line.strip_prefix("Max open files")).expect("a line of files");
+        line.split_whitespace().next().and_then(|soft| soft.parse().ok()).expect("a number of files")
+    }
+
     /// Memory that it holds now, in bytes (RssAnon, since pages of files come and go).
     pub fn resident_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");

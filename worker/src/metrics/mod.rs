@@ -30,6 +30,7 @@ pub struct WorkerMetrics {
     events: EventCounters,
     index: IndexFigures,
     accept_errors: Counter,
+    full_listeners: Gauge,
     prefix_caching: bool,
 }
 
@@ -38,7 +39,7 @@ impl WorkerMetrics {
     pub fn new(model_name: &str, cache: &CacheConfig) -> Self {
         let (gauges, mirrored, latencies) = (Gauges::default(), Mirrored::default(), Latencies::new());
         let (events, index) = (EventCounters::default(), IndexFigures::default());
-        let accept_errors = Counter::default();
+        let (accept_errors, full_listeners) = (Counter::default(), Gauge::default());
         let mut registry = Registry::default();
         let labelled = registry.sub_registry_with_labels(
             ["model_name", "model"].into_iter().map(|name| (name.into(), model_name.to_owned().into())),
@@ -55,13 +56,29 @@ impl WorkerMetrics {
             "Times that a connection could not be accepted, mostly for want of file descriptors",
             &accept_errors,
         );
+        add(
+            labelled,
+            "thalweg_worker_full_listeners",
+            "Listeners that accept nobody now, because this process has as many connections as it may",
+            &full_listeners,
+        );
         registry.sub_registry_with_label(("version".into(), env!("CARGO_PKG_VERSION").into())).register(
             "thalweg_build",
             "Version of this build; always 1",
             constant_one(),
         );
         let prefix_caching = cache.prefix_caching;
-        Self { registry, gauges, mirrored, latencies, events, index, accept_errors, prefix_caching }
+        Self {
+            registry,
+            gauges,
+            mirrored,
+            latencies,
+            events,
+            index,
+            accept_errors,
+            full_listeners,
+            prefix_caching,
+        }
     }
 
     /// Handles for what is counted outside the engine.
@@ -80,6 +97,7 @@ impl WorkerMetrics {
         self.mirrored.set(load);
         self.index.set(index, self.prefix_caching);
         store(&self.accept_errors, thalweg_serve::accept_errors());
+        self.full_listeners.set(thalweg_serve::full_listeners() as i64);
         let mut text = String::with_capacity(16 << 10);
         if let Err(error) = prometheus_text::encode(&mut text, &self.registry) {
             tracing::error!(%error, "metrics cannot be written");
