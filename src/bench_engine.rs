@@ -1,5 +1,6 @@
 //! `thalweg bench engine`: one engine with nothing around it, closed loop: a batch of prompts, then its decode.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use thalweg_worker::sampling::SamplingParams;
 use thalweg_worker::worker::SharedModel;
 use tokio::time::Instant;
 
+use crate::options::BadOption;
 use crate::worker::load;
 
 /// Flags of `thalweg bench engine`.
@@ -43,8 +45,8 @@ pub(crate) struct Options {
     repeat: u32,
 
     /// JSON schema that every sequence follows, so that masks are computed in each step
-    #[arg(long, value_name = "FILE")]
-    grammar: Option<std::path::PathBuf>,
+    #[arg(long, value_name = "FILE", value_parser = value::file)]
+    grammar: Option<PathBuf>,
 
     /// Print one line of JSON
     #[arg(long)]
@@ -95,9 +97,12 @@ impl Runner for TimedRunner {
 pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     let mut config = options.worker.clone();
     config.max_num_seqs = config.max_num_seqs.max(options.batch);
+    // Before the model, so that a wrong one is told at once.
+    let schema = options.grammar.as_deref().map(schema).transpose()?;
     let model = load(&config, 1).await?;
     let plan = EngineConfig { enable_prefix_caching: false, ..model.plan().clone() };
     check_room(&options, &plan)?;
+    let grammar = schema.as_ref().map(|schema| schema.compiled(&model)).transpose()?;
     let runner = tokio::task::spawn_blocking({
         let model = Arc::clone(&model);
         move || model.runner()
@@ -105,7 +110,6 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     let runner = runner.await.context("starting the device panicked")??;
     let host = Arc::new(Mutex::default());
     let runner = TimedRunner { runner, collected: None, host: Arc::clone(&host) };
-    let grammar = options.grammar.as_deref().map(|path| grammar(path, &model)).transpose()?;
     let engine = Engine::start(plan.clone(), Box::new(runner), None)?;
     let bar = indicatif::ProgressBar::new(u64::from(options.repeat) + 1).with_message("runs");
     let mut runs = Vec::new();
@@ -159,10 +163,28 @@ async fn one_run(
     Figures::of(begin, &times, options).context("too few tokens to measure; raise --output")
 }
 
-fn grammar(path: &std::path::Path, model: &SharedModel) -> anyhow::Result<Grammar> {
-    let schema = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    let compiled = model.compile_grammar(&GrammarSource::JsonSchema(schema));
-    compiled.with_context(|| format!("{} is no JSON schema to follow", path.display()))
+/// What `--grammar` names.
+struct Schema<'a> {
+    path: &'a Path,
+    source: GrammarSource,
+}
+
+fn schema(path: &Path) -> anyhow::Result<Schema<'_>> {
+    let bad = |reason: &dyn std::fmt::Display| {
+        BadOption::because(format!("--grammar {}: {reason}", path.display()))
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| bad(&error))?;
+    if let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(&text) {
+        return Err(bad(&format!("it is no JSON: {error}")));
+    }
+    Ok(Schema { path, source: GrammarSource::JsonSchema(text) })
+}
+
+impl Schema<'_> {
+    fn compiled(&self, model: &SharedModel) -> anyhow::Result<Grammar> {
+        let bad = |error| BadOption::because(format!("--grammar {}: it {error}", self.path.display()));
+        model.compile_grammar(&self.source).map_err(bad)
+    }
 }
 
 /// A prompt like no other, so that nothing is shared; which ids does not change the work.

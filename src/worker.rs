@@ -50,12 +50,13 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
             address.grpc
         )));
     }
-    // Before the model, so that a wrong flag is told at once.
+    // Before the model, so that wrong flags and addresses in use are told at once.
     let index = options.index.open()?;
+    let bound = Worker::bind(address)?;
     let config = options.worker;
     let start = async {
         let model = load(&config, 1).await?;
-        let worker = Worker::start(address, &model, index).await?;
+        let worker = bound.start(&model, index).await?;
         anyhow::Ok((worker, model.names().to_vec()))
     };
     let (worker, models) = tokio::select! {

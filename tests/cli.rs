@@ -1,7 +1,7 @@
 //! The binary as scripts meet it: exit codes, messages, signals.
 
-use std::io::Read;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -128,6 +128,53 @@ fn ports_in_use_are_named() {
     refused(router, 1, &[&address, "--http"]);
     let up = thalweg(&["up", "--model", model.to_str().unwrap(), "--http", &address]);
     refused(up, 1, &[&address, "--http"]);
+}
+
+/// What is wrong with flags and addresses is told before the time that a model takes is spent: this one can never be loaded.
+#[test]
+fn what_a_model_is_not_needed_for_is_told_before_it_is_loaded() {
+    let junk = scratch("never.gguf", b"no model at all");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    refused(worker(&junk, &["--grpc", &address]), 1, &[&address, "--grpc"]);
+    refused(worker(&junk, &["--metrics", &address]), 1, &[&address, "--metrics"]);
+    let empty = scratch("empty.pem", b"").to_str().unwrap().to_owned();
+    let trust = ["--tls-cert-file", "--tls-key-file", "--tls-ca-file"].map(|flag| format!("{flag}={empty}"));
+    refused(worker(&junk, &trust.each_ref().map(String::as_str)), 2, &["empty.pem"]);
+    refused(worker(&junk, &["--cluster-token-file", &empty]), 2, &["empty.pem"]);
+    let engine = |grammar: &str| {
+        thalweg(&["bench", "engine", "--model", junk.to_str().unwrap(), "--grammar", grammar])
+    };
+    refused(engine("/nonexistent/schema"), 2, &["--grammar", "/nonexistent/schema"]);
+    refused(engine(&empty), 2, &["--grammar", "empty.pem", "no JSON"]);
+}
+
+/// Whoever looks meanwhile whether it listens finds nobody.
+#[test]
+fn a_worker_that_loads_its_model_refuses_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("template");
+    assert!(Command::new("mkfifo").arg(&template).status().unwrap().success());
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let addresses = [free(), free()];
+    let [grpc, metrics] = addresses.map(|address| address.to_string());
+    let (model, file) = (models::tiny("llama3"), template.to_str().unwrap());
+    let mut args = vec!["worker", "--model", model.to_str().unwrap(), "--grpc", &grpc, "--metrics", &metrics];
+    args.extend(["--kv-cache-memory-bytes", "16MiB", "--threads", "1", "--chat-template", file]);
+    let mut worker = Process::start(BINARY, &args);
+    // It is open once the worker reads it, which it goes on to do until there is an end.
+    let mut pipe = std::fs::File::options().write(true).open(&template).unwrap();
+    for address in addresses {
+        let refused = TcpStream::connect(address).expect_err("nobody listens");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    }
+    pipe.write_all(b"{{ messages[0].content }}").unwrap();
+    drop(pipe);
+    worker.logged("worker serves");
+    for address in addresses {
+        TcpStream::connect(address).expect("it listens");
+    }
+    worker.stop();
 }
 
 /// Where clients would take the last file, nobody is served.

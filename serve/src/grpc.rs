@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use tonic::transport::Server;
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 
+use crate::Claim;
 use crate::trust::{Incoming, ServerTrust, TokenGuard, TrustConfig, TrustError};
 
 /// What a peer may send on a stream before we have read it.
@@ -40,6 +41,26 @@ impl ConnectionLimits {
     }
 }
 
+/// An address that is ours, and whom we are to trust; nobody can connect yet.
+pub struct GrpcClaim {
+    claim: Claim,
+    trust: ServerTrust,
+}
+
+impl GrpcClaim {
+    /// Takes the address, for those whom we are to trust.
+    pub fn take(address: SocketAddr, trust: &TrustConfig) -> Result<Self, BindError> {
+        let trust = ServerTrust::load(trust)?;
+        Ok(Self { claim: Claim::take(address)?, trust })
+    }
+
+    /// From now on connections wait to be answered.
+    pub fn listen(self) -> std::io::Result<GrpcListener> {
+        let address = self.claim.address();
+        Ok(GrpcListener { address, listener: self.claim.listen()?, trust: self.trust })
+    }
+}
+
 /// An address that is ours, with nobody answering yet.
 pub struct GrpcListener {
     address: SocketAddr,
@@ -61,9 +82,7 @@ pub enum BindError {
 impl GrpcListener {
     /// Takes the address, for those whom we are to trust.
     pub async fn bind(address: SocketAddr, trust: &TrustConfig) -> Result<Self, BindError> {
-        let trust = ServerTrust::load(trust)?;
-        let listener = TcpListener::bind(address).await?;
-        Ok(Self { address: listener.local_addr()?, listener, trust })
+        Ok(GrpcClaim::take(address, trust)?.listen()?)
     }
 
     /// Where it listens; tells the port when 0 was asked for.

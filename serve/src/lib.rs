@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod claim;
 pub mod grpc;
 pub mod http;
 mod places;
@@ -12,5 +13,6 @@ pub mod trust;
 mod unread;
 
 pub use accept::accept_errors;
+pub use claim::Claim;
 pub use places::{Place, TooFewFiles, full_listeners, raise_file_limit};
 pub use stall_guard::{GuardedListener, StallGuard};

@@ -10,9 +10,8 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use thalweg_cache_index::CacheIndex;
-use thalweg_serve::GuardedListener;
 use thalweg_serve::http::{self, Closing};
-use tokio::net::TcpListener;
+use thalweg_serve::{Claim, GuardedListener};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::EngineHandle;
@@ -29,10 +28,11 @@ pub struct HttpError {
 /// Who reads nothing for so long is cut off.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An address that is ours, with nobody answering yet.
-pub(crate) struct HttpListener {
-    pub(crate) address: SocketAddr,
-    listener: TcpListener,
+/// An address that is ours; nobody can connect yet.
+pub(crate) struct HttpClaim {
+    /// As configured.
+    address: SocketAddr,
+    claim: Claim,
 }
 
 /// A server that answers.
@@ -53,12 +53,11 @@ struct Shared {
     addition: Arc<OnceLock<Addition>>,
 }
 
-impl HttpListener {
+impl HttpClaim {
     /// Takes the address.
-    pub(crate) async fn bind(address: SocketAddr) -> Result<Self, HttpError> {
-        let failed = |source| HttpError { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        Ok(Self { address: listener.local_addr().map_err(failed)?, listener })
+    pub(crate) fn take(address: SocketAddr) -> Result<Self, HttpError> {
+        let claim = Claim::take(address).map_err(|source| HttpError { address, source })?;
+        Ok(Self { address, claim })
     }
 
     /// Serves until `stop`.
@@ -68,13 +67,16 @@ impl HttpListener {
         metrics: Arc<WorkerMetrics>,
         index: Arc<dyn CacheIndex>,
         stop: CancellationToken,
-    ) -> HttpServer {
+    ) -> Result<HttpServer, HttpError> {
+        let address = self.claim.address();
+        let failed = |source| HttpError { address: self.address, source };
+        let listener = self.claim.listen().map_err(failed)?;
         let addition = Arc::<OnceLock<Addition>>::default();
         let shared = Shared { engine, metrics, index, addition: Arc::clone(&addition) };
-        let listener = GuardedListener::new(self.listener, STALL_TIMEOUT);
+        let listener = GuardedListener::new(listener, STALL_TIMEOUT);
         let closing = Closing { close: stop, ..Closing::default() };
         let task = tokio::spawn(http::serve(listener, routes(shared), closing));
-        HttpServer { address: self.address, task, addition }
+        Ok(HttpServer { address, task, addition })
     }
 }
 

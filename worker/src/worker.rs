@@ -20,12 +20,12 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::engine::{Engine, EngineConfig, EngineHandle, Rates};
-use crate::http::{HttpListener, HttpServer};
+use crate::http::{HttpClaim, HttpServer};
 use crate::kv;
 use crate::metrics::{CacheConfig, WorkerMetrics};
 use crate::runner::Runner;
 use crate::service;
-use crate::service::{Channels, GrpcListener, GrpcServer, Identity, WorkerService};
+use crate::service::{Channels, GrpcClaim, GrpcServer, Identity, WorkerService};
 use publisher::{PendingEvents, Publisher};
 
 pub use error::StartError;
@@ -64,15 +64,39 @@ pub struct RunningWorker {
 /// What a step in flight gets to complete at the end. A device that hangs would keep the process for ever.
 const ENGINE_END_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A worker whose addresses are its own and whose certificates are read. Nobody can connect to it yet.
+pub struct BoundWorker {
+    id: WorkerId,
+    grpc: GrpcClaim,
+    http: HttpClaim,
+}
+
 impl Worker {
-    /// Serves a loaded model. Several workers of one process may share it.
+    /// Takes the addresses, so that one in use is told before a model is loaded.
+    pub fn bind(address: WorkerAddress) -> Result<BoundWorker, StartError> {
+        let grpc = GrpcClaim::take(address.grpc, &address.trust)?;
+        let http = HttpClaim::take(address.metrics)?;
+        Ok(BoundWorker { id: address.id, grpc, http })
+    }
+
+    /// Both at once.
     pub async fn start(
         address: WorkerAddress,
         model: &Arc<SharedModel>,
         index: Arc<dyn CacheIndex>,
     ) -> Result<RunningWorker, StartError> {
-        let grpc = GrpcListener::bind(address.grpc, &address.trust).await?;
-        let http = HttpListener::bind(address.metrics).await?;
+        Self::bind(address)?.start(model, index).await
+    }
+}
+
+impl BoundWorker {
+    /// Serves a loaded model. Several workers of one process may share it.
+    pub async fn start(
+        self,
+        model: &Arc<SharedModel>,
+        index: Arc<dyn CacheIndex>,
+    ) -> Result<RunningWorker, StartError> {
+        let Self { id, grpc, http } = self;
         let plan = model.plan();
         let (runner, profile) = {
             let model = Arc::clone(model);
@@ -89,10 +113,10 @@ impl Worker {
         let service = WorkerService {
             engine: engine.clone(),
             model: model.served().clone(),
-            description: describe(&address.id, epoch, model, &profile),
+            description: describe(&id, epoch, model, &profile),
             tokenizer: model.tokenizer_json(),
             grammars: model.grammars(),
-            identity: Identity { worker_id: address.id.to_string(), epoch: epoch.0 },
+            identity: Identity { worker_id: id.to_string(), epoch: epoch.0 },
             counters: metrics.events().clone(),
             channels: Channels::default(),
             trial: Arc::new(Semaphore::new(1)),
@@ -104,14 +128,14 @@ impl Worker {
             let engine = engine.clone();
             async move { engine.draining().await }
         });
-        let http = http.serve(engine.clone(), metrics.clone(), index.clone(), stop.clone());
-        let publisher = Publisher { worker: address.id.clone(), epoch, index, pending, faults };
+        let http = http.serve(engine.clone(), metrics.clone(), index.clone(), stop.clone())?;
+        let publisher = Publisher { worker: id.clone(), epoch, index, pending, faults };
         let publisher = tokio::spawn(publisher.run(stop.clone(), move || metrics.events().published()));
         if !plan.enable_prefix_caching {
-            tracing::info!(worker = %address.id, "prefix caching is off: routers learn nothing of this cache");
+            tracing::info!(worker = %id, "prefix caching is off: routers learn nothing of this cache");
         }
         tracing::info!(
-            worker = %address.id,
+            worker = %id,
             grpc = %grpc.address,
             metrics = %http.address,
             model = model.names()[0],
@@ -120,7 +144,7 @@ impl Worker {
             "worker serves"
         );
         let (closing, stop) = (closing.drop_guard(), stop.drop_guard());
-        Ok(RunningWorker { id: address.id, engine, grpc, http, publisher, closing, stop })
+        Ok(RunningWorker { id, engine, grpc, http, publisher, closing, stop })
     }
 }
 

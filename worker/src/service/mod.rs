@@ -28,7 +28,7 @@ pub(crate) use channels::Channels;
 pub(crate) use grammar::GrammarCompiler;
 pub use parse::{CHOICES_MAX, LOGPROBS_MAX, RequestError, ServedAdapter, ServedModel, parse};
 pub use server::GrpcError;
-pub(crate) use server::{GrpcListener, GrpcServer};
+pub(crate) use server::{GrpcClaim, GrpcServer};
 pub(crate) use wire::{Identity, embedding_info, rates};
 
 use crate::engine::{EngineHandle, EventChannel};

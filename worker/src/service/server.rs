@@ -43,8 +43,12 @@ pub enum GrpcError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// An address that is ours, with nobody answering yet.
-pub(crate) struct GrpcListener(grpc::GrpcListener);
+/// An address that is ours; nobody can connect yet.
+pub(crate) struct GrpcClaim {
+    /// As configured.
+    address: SocketAddr,
+    claim: grpc::GrpcClaim,
+}
 
 /// A server that answers.
 pub(crate) struct GrpcServer {
@@ -53,13 +57,14 @@ pub(crate) struct GrpcServer {
     serving: Serving,
 }
 
-impl GrpcListener {
+impl GrpcClaim {
     /// Takes the address, for those whom we are to trust.
-    pub(crate) async fn bind(address: SocketAddr, trust: &TrustConfig) -> Result<Self, GrpcError> {
-        grpc::GrpcListener::bind(address, trust).await.map(Self).map_err(|error| match error {
+    pub(crate) fn take(address: SocketAddr, trust: &TrustConfig) -> Result<Self, GrpcError> {
+        let claim = grpc::GrpcClaim::take(address, trust).map_err(|error| match error {
             BindError::Trust(error) => error.into(),
             BindError::Address(source) => GrpcError::Bind { address, source },
-        })
+        })?;
+        Ok(Self { address, claim })
     }
 
     /// Serves until `stop`, then finishes what runs.
@@ -68,19 +73,21 @@ impl GrpcListener {
         service: WorkerService,
         stop: CancellationToken,
     ) -> Result<GrpcServer, GrpcError> {
+        let failed = |source| GrpcError::Bind { address: self.address, source };
+        let listener = self.claim.listen().map_err(failed)?;
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_serving::<WorkerServer<WorkerService>>().await;
         let worker = WorkerServer::new(service)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        let address = self.0.address();
+        let address = listener.address();
         let serving = LIMITS
             .server()
-            .layer(InterceptorLayer::new(self.0.guard()))
+            .layer(InterceptorLayer::new(listener.guard()))
             .add_service(worker)
             .add_service(health_service)
             .add_service(grpc::reflection("thalweg.v1.Worker")?)
-            .serve_with_incoming_shutdown(self.0.incoming(), stop.cancelled_owned());
+            .serve_with_incoming_shutdown(listener.incoming(), stop.cancelled_owned());
         Ok(GrpcServer { address, health, serving: Serving::start(serving) })
     }
 }
