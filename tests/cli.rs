@@ -416,11 +416,34 @@ fn flags_that_would_do_nothing_are_refused() {
             check(base, &[flag, "--response-store=none"], "--response-store none");
         }
     }
+    check(
+        ROUTER,
+        &["--response-memory-bytes-max=1000", "--index=redis://127.0.0.1:1"],
+        "--response-store memory",
+    );
+    for policy in ["--policy=round_robin", "--policy=power_of_two", "--policy=prefix_hash"] {
+        check(ROUTER, &["--harm-weight=2", policy], "--policy cost");
+    }
+    check(ROUTER, &["--membership-lease-ttl=20"], "etcd://");
+    check(WORKER, &["--membership-lease-ttl=20"], "etcd://");
+    check(WORKER, &["--advertise=127.0.0.1:5"], "etcd://");
+    check(WORKER, &["--tls-server-name=h"], "a router");
+    let gpu =
+        ["--gpu-memory-utilization=0.5", "--gpu-step-timeout=9", "--cuda-plan-cache=off", "--enforce-eager"];
+    for base in [WORKER, UP, ENGINE] {
+        for flag in gpu.into_iter().chain(["--cuda-library-path=/"]) {
+            check(base, &[flag, "--device=cpu"], "leave it out with --device cpu");
+        }
+        check(base, &["--threads=2", "--device=cuda"], "leave it out with --device cuda");
+    }
     for base in [WORKER, UP] {
+        check(base, &["--enable-lora"], "--lora-modules");
         check(base, &["--max-loras=2"], "--enable-lora");
         check(base, &["--max-lora-rank=8"], "--enable-lora");
         check(base, &["--seed=7"], "--load-format dummy");
-        for flag in ["--seed=7", "--dtype=float32", "--deterministic", "--gpu-memory-utilization=0.5"] {
+        for flag in
+            ["--seed=7", "--threads=2", "--dtype=float32", "--deterministic", "--gpu-memory-utilization=0.5"]
+        {
             check(base, &[flag, "--engine=sim"], "--engine sim");
         }
     }
@@ -435,6 +458,28 @@ fn flags_that_would_do_nothing_are_refused() {
     let mut off = thalweg(ROUTER);
     off.env("THALWEG_METRICS_PUBLIC", "true").env("THALWEG_INSECURE", "true").arg("--policy=best");
     refused(off, 2, &["--policy"]);
+}
+
+/// What may do something, and what is so anyway: the model is what is wrong here.
+#[test]
+fn flags_that_may_do_something_are_taken() {
+    let check = |base: &[&str], more: &[&str]| {
+        let mut command = thalweg(base);
+        command.args(more);
+        refused(command, 2, &["/nonexistent", "no such file"]);
+    };
+    for base in [WORKER, UP] {
+        check(
+            base,
+            &["--gpu-memory-utilization=0.5", "--cuda-plan-cache=off", "--enforce-eager", "--threads=2"],
+        );
+        check(base, &["--deterministic", "--device=cpu", "--threads=2"]);
+        check(base, &["--enable-lora", "--lora-modules=a=/nonexistent/a"]);
+    }
+    check(
+        WORKER,
+        &["--advertise=127.0.0.1:5", "--membership=etcd://127.0.0.1:1", "--membership-lease-ttl=20"],
+    );
 }
 
 #[test]

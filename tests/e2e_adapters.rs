@@ -34,10 +34,10 @@ fn modules(names: &[(&str, &str)]) -> String {
 /// Workers of the tiny Llama; each entry has the adapters of one worker.
 fn plan(of_workers: &[&[(&str, &str)]]) -> FleetPlan {
     let plan = FleetPlan::model(BINARY, models::tiny("llama3"));
-    let plan = plan.workers(of_workers.len()).worker_args(&EXACT).worker_args(&["--enable-lora"]);
+    let plan = plan.workers(of_workers.len()).worker_args(&EXACT);
     let with = |plan: FleetPlan, (number, names): (usize, &&[(&str, &str)])| match names.is_empty() {
         true => plan,
-        false => plan.of_worker(number, "--lora-modules", &modules(names)),
+        false => plan.of_worker(number, "--enable-lora", &format!("--lora-modules={}", modules(names))),
     };
     of_workers.iter().enumerate().fold(plan, with)
 }
@@ -331,12 +331,12 @@ async fn an_adapter_that_is_gone_is_told_from_an_unknown_one() {
     // Flags of a fleet do not change, files do.
     let settings = scratch("settings.yaml");
     let write = |text: String| std::fs::write(&settings, text).expect("written");
-    write(format!("lora-modules: [{}]\n", modules(&[("all", "all")])));
+    write(format!("enable-lora: true\nlora-modules: [{}]\n", modules(&[("all", "all")])));
     let config = settings.to_str().expect("UTF-8");
     let mut fleet = plan(&[&[]]).worker_args(&["--config", config]).start().await;
     assert_eq!(fleet.http().post(COMPLETIONS, &asked("all", "x", 1)).await.status.as_u16(), 200);
     fleet.kill_worker(0);
-    write("max-loras: 1\n".to_owned());
+    write(String::new());
     fleet.restart_worker(0);
     let answers = async || {
         fleet.http().post(COMPLETIONS, &asked("llama3", "x", 1)).await.status.as_u16() == 200

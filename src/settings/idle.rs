@@ -15,7 +15,7 @@ struct Given<'a> {
 /// Flags, when they do nothing, and what to do instead.
 type Idle = (&'static [&'static str], fn(&Given<'_>) -> bool, &'static str);
 
-const IDLE: [Idle; 6] = [
+const IDLE: [Idle; 13] = [
     (
         &["insecure"],
         |given| !given.has("grpc"),
@@ -32,6 +32,32 @@ const IDLE: [Idle; 6] = [
         "is for kept responses; leave it out, or --response-store none",
     ),
     (
+        &["response-memory-bytes-max"],
+        |given| given.is("response-store", "auto") && given.has("index") && !given.is("index", "memory"),
+        "is for responses kept in memory; leave it out, or add --response-store memory: the Redis of --index keeps them",
+    ),
+    (
+        &["harm-weight"],
+        |given| !given.is("policy", "cost") && !given.is("policy", "least_queue"),
+        "is for policies that predict times; leave it out, or take --policy cost or least_queue",
+    ),
+    (
+        &["membership-lease-ttl", "advertise"],
+        |given| given.is("membership", "static"),
+        "is for etcd:// alone; set --membership, or leave it out",
+    ),
+    (
+        &["tls-server-name"],
+        // Workers alone have this one, by default too.
+        |given| given.has("metrics"),
+        "is what a router expects of its workers; leave it out: a worker is asked for its certificate alone",
+    ),
+    (
+        &["enable-lora"],
+        |given| !given.has("lora-modules"),
+        "serves no adapter by itself; name some with --lora-modules NAME=FOLDER, or leave it out",
+    ),
+    (
         &["max-loras", "max-lora-rank"],
         |given| !given.is("enable-lora", "true"),
         "is for adapters; give --enable-lora too, or leave it out",
@@ -40,6 +66,7 @@ const IDLE: [Idle; 6] = [
         &[
             "seed",
             "load-format",
+            "threads",
             "dtype",
             "pooling-type",
             "deterministic",
@@ -51,6 +78,22 @@ const IDLE: [Idle; 6] = [
         ],
         |given| given.is("engine", "sim"),
         "is for models that run; leave it out with --engine sim, whose --profile says everything",
+    ),
+    (
+        &[
+            "enforce-eager",
+            "gpu-memory-utilization",
+            "gpu-step-timeout",
+            "cuda-library-path",
+            "cuda-plan-cache",
+        ],
+        |given| given.is("device", "cpu"),
+        "is for GPUs; leave it out with --device cpu",
+    ),
+    (
+        &["threads"],
+        |given| given.is("device", "cuda"),
+        "is for models on the CPU; leave it out with --device cuda",
     ),
     (
         &["seed"],

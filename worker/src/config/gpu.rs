@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use thalweg_proto::value;
 
-/// What only GPUs know; workers on a CPU take no notice of it.
+/// What only GPUs know; with `--device auto`, workers on a CPU take no notice of it.
 #[derive(Args, Clone, Debug)]
 pub struct GpuConfig {
     /// Share of the GPU's memory that this worker may take, others' use included
@@ -21,7 +21,8 @@ pub struct GpuConfig {
     #[arg(long, env = "THALWEG_CUDA_PLAN_CACHE", value_name = "FOLDER|off")]
     pub cuda_plan_cache: Option<PathBuf>,
 
-    /// Own kernels alone: on one kind of card the same tokens whatever the batch, chunking, cache hits and preemptions
+    /// Own kernels alone: on one kind of card the same tokens whatever the batch, chunking, cache hits and preemptions. On a CPU it
+    /// is so without the flag
     #[arg(long, env = "THALWEG_DETERMINISTIC")]
     pub deterministic: bool,
 

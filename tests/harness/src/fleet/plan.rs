@@ -30,7 +30,7 @@ impl FleetPlan {
 
     /// Workers that run a model.
     pub fn model(binary: &'static str, model: PathBuf) -> Self {
-        let worker_args = ["--threads", "1", "--kv-cache-memory-bytes", "64MiB"].map(str::to_owned).into();
+        let worker_args = ["--kv-cache-memory-bytes", "64MiB"].map(str::to_owned).into();
         Self {
             binary,
             model,
@@ -98,10 +98,13 @@ impl FleetPlan {
         let model = self.model.to_str().expect("UTF-8");
         let mut args = vec!["worker", "--worker-id", &node.name, "--grpc", &grpc, "--metrics", &metrics];
         args.extend(["--model", model]);
-        if self.profile.is_some() {
-            args.extend(["--engine", "sim", "--profile", profile.to_str().expect("UTF-8")]);
+        match self.profile {
+            Some(_) => args.extend(["--engine", "sim", "--profile", profile.to_str().expect("UTF-8")]),
+            None => args.extend(["--threads", "1"]),
         }
-        let advertised = node.proxy.as_ref().map(|proxy| proxy.address().to_string());
+        // Routers with a list of workers are given the proxy's address.
+        let is_told = self.worker_args.iter().any(|arg| arg == "--membership");
+        let advertised = node.proxy.as_ref().filter(|_| is_told).map(|proxy| proxy.address().to_string());
         if let Some(address) = &advertised {
             args.extend(["--advertise", address]);
         }
