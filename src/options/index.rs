@@ -44,20 +44,18 @@ impl IndexOptions {
 
     /// How to reach Redis; None where the index is in memory.
     pub(crate) fn redis(&self) -> anyhow::Result<Option<RedisConfig>> {
-        let unread = |flag: &str| {
-            BadOption::because(format!("{flag} is read for redis:// alone; set --index, or leave it out"))
-        };
+        let has_tls = matches!(&self.index, Index::Redis(url) if url.tls());
+        if self.index_ca_file.is_some() && !has_tls {
+            let text = "--index-ca-file is read for TLS alone; set --index rediss://.., or leave it out";
+            return Err(BadOption::because(text));
+        }
         let url = match &self.index {
-            Index::Memory if self.index_ca_file.is_some() => return Err(unread("--index-ca-file")),
             Index::Memory if self.index_password_file.is_some() => {
-                return Err(unread("--index-password-file"));
+                let text =
+                    "--index-password-file is read for Redis alone; set --index redis://.., or leave it out";
+                return Err(BadOption::because(text));
             }
             Index::Memory => return Ok(None),
-            Index::Redis(url) if self.index_ca_file.is_some() && !url.tls() => {
-                return Err(BadOption::because(
-                    "--index-ca-file is read for TLS alone; write rediss://, or leave it out",
-                ));
-            }
             Index::Redis(url) => url.clone(),
         };
         Ok(Some(RedisConfig {
@@ -124,8 +122,10 @@ mod tests {
             ("--index redis://me:secret@h/x", "redis+cluster://"),
             ("--index redis:secret", "redis+cluster://"),
             ("--index-password-file /dev/null", "--index-password-file"),
-            ("--index-ca-file /dev/null", "--index-ca-file"),
-            ("--index redis://h --index-ca-file /dev/null", "rediss://"),
+            ("--index-password-file /dev/null", "set --index redis://"),
+            ("--index-ca-file /dev/null", "set --index rediss://"),
+            ("--index-ca-file /dev/null --index-password-file /dev/null", "set --index rediss://"),
+            ("--index redis://h --index-ca-file /dev/null", "set --index rediss://"),
         ] {
             let error = redis(args).unwrap_err();
             assert!(
