@@ -18,8 +18,8 @@ const KEYS_THAT_STAY: &str = "local stay = {} for _, key in ipairs(redis.call('K
 /// Tokens of a prompt that is looked for again: 12 blocks.
 const PROMPT: usize = 200;
 
-/// Redis frozen, killed, restarted empty, slow and full under load: no request fails or waits for it, the gauge says so
-/// meanwhile, routers stay ready, and all is well again within 5 s without a restart.
+/// Redis frozen, killed, restarted empty, slow and full under load: no request fails or waits for it, gauges say so
+/// meanwhile (of one that is full, those of workers alone, who write), routers stay ready, and all is well again within 5 s without a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_in_trouble_fails_no_request() {
     // cache-index-08.
@@ -54,10 +54,16 @@ async fn redis_in_trouble_fails_no_request() {
     load.goes_on(100).await;
     proxy.forward();
     recovers("slow").await;
+    within(RECOVERY, "slow: all publish", async || publishing(&fleet).await == 2).await;
     redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let news: Vec<_> = (0..16).map(|i| whole(&prompt(60_000 + i, PROMPT), 4)).collect();
+    assert_no_failures("full", &answers(&fleet, &news).await);
+    within(seconds(10), "full: workers say so", async || publishing(&fleet).await == 0).await;
     load.goes_on(100).await;
+    assert!(!is_degraded(&fleet).await, "full: routers read, and reading works");
     redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
-    recovers("full").await;
+    let took = within(RECOVERY, "full: all publish", async || publishing(&fleet).await == 2).await;
+    eprintln!("full: recovered after {took:?}");
 
     let outcomes = load.stop().await;
     assert_no_failures("Redis in trouble", &outcomes);
@@ -257,6 +263,16 @@ async fn is_degraded(fleet: &Fleet) -> bool {
         degraded |= fleet.router_metrics(router).await.value("thalweg_router_index_degraded") > 0.0;
     }
     degraded
+}
+
+/// Workers that say that Redis takes what they write.
+async fn publishing(fleet: &Fleet) -> usize {
+    let mut publishing = 0;
+    for worker in 0..fleet.workers.len() {
+        let metrics = fleet.worker_metrics(worker).await;
+        publishing += usize::from(metrics.value("thalweg_worker_cache_publishing") > 0.0);
+    }
+    publishing
 }
 
 async fn blocks(fleet: &Fleet) -> f64 {
