@@ -41,12 +41,18 @@ async fn status(http: &HttpClient, line: &str, key: &str) -> u16 {
     http.post_with("/v1/chat/completions", &headers, body).await.status.as_u16()
 }
 
-/// Whoever reads records from a pipe reads nothing else there.
+/// Whoever reads records from a pipe reads nothing else there, whatever he calls it.
 #[tokio::test]
 async fn records_on_stdout_are_alone_there() {
+    for name in ["-", "/dev/stdout"] {
+        check_records_on(name).await;
+    }
+}
+
+async fn check_records_on(stdout: &str) {
     let model = models::tiny("llama3");
     let mut args = vec!["up", "--model", model.to_str().expect("UTF-8"), "--http", "127.0.0.1:0"];
-    args.extend(["--workers", "1", "--kv-cache-memory-bytes", "16MiB", "--usage-log", "-"]);
+    args.extend(["--workers", "1", "--kv-cache-memory-bytes", "16MiB", "--usage-log", stdout]);
     let mut process = Process::start(BINARY, &args);
     let url = process.line_on_stderr("ready: ");
     let address = url.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("a URL");

@@ -17,8 +17,9 @@ use prometheus_client::registry::Registry;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
-/// The file's name that means standard output.
-pub(crate) const STDOUT: &str = "-";
+/// Names that mean standard output. Opened under one of the system's it would be a second file, of which nobody knew that it is kept for
+/// records.
+const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 /// Records that wait to be written, some 500 bytes each.
 const WAITING_MAX: usize = 16_384;
 /// How long a router that ends waits for its last records.
@@ -27,6 +28,11 @@ const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
 enum Message {
     Record(Vec<u8>),
     Flush(oneshot::Sender<()>),
+}
+
+/// Whether records to this file go to standard output.
+pub(crate) fn is_stdout(target: &Path) -> bool {
+    STDOUT.iter().any(|name| target == Path::new(name))
 }
 
 /// Where records go; cheap to clone.
@@ -38,10 +44,10 @@ pub(crate) struct UsageLog {
 }
 
 impl UsageLog {
-    /// Appends to `target`, or writes to standard output if that is [`STDOUT`].
+    /// Appends to `target`, or writes to standard output if that is meant.
     pub(crate) fn open(target: &Path, registry: &mut Registry) -> io::Result<Self> {
         let out: Box<dyn Write + Send> =
-            if target == Path::new(STDOUT) { Box::new(io::stdout()) } else { Box::new(open(target)?) };
+            if is_stdout(target) { Box::new(io::stdout()) } else { Box::new(open(target)?) };
         let (queue, waiting) = sync_channel(WAITING_MAX);
         let dropped = Counter::default();
         let lost = dropped.clone();

@@ -1,7 +1,7 @@
 //! Settings of what clients see, and of who they are.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use http::HeaderValue;
 use prometheus_client::registry::Registry;
@@ -11,7 +11,7 @@ use thalweg_proto::value;
 use crate::auth::Keys;
 use crate::dialect::{ReasoningParser, ToolCallParser};
 use crate::error::RouterStartError;
-use crate::usage_log::{STDOUT, UsageLog};
+use crate::usage_log::{UsageLog, is_stdout};
 
 /// How answers are read before clients get them, and which clients get any.
 #[derive(Clone, Debug, PartialEq, clap::Args, serde::Serialize, serde::Deserialize)]
@@ -43,7 +43,8 @@ pub struct Surface {
     #[arg(long, env = "THALWEG_CORS_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_allow_origin: Vec<String>,
 
-    /// File to which a JSON line is appended for every generation request that has ended; - is standard output
+    /// File to which a JSON line is appended for every generation request that has ended; - or /dev/stdout is standard
+    /// output
     #[arg(long, env = "THALWEG_USAGE_LOG", value_name = "FILE")]
     pub usage_log: Option<PathBuf>,
 }
@@ -70,7 +71,7 @@ impl Surface {
 
     /// Standard output is for usage records, and for nothing else.
     pub fn usage_log_is_stdout(&self) -> bool {
-        self.usage_log.as_deref() == Some(Path::new(STDOUT))
+        self.usage_log.as_deref().is_some_and(is_stdout)
     }
 
     pub(crate) fn open_usage_log(
