@@ -61,7 +61,7 @@ struct Cluster {
     const uint32_t ring;
     // Of the cluster's blocks; of clusters; steps of K.
     const int feature, split, cluster, clusters, begin, end;
-    const int m_cap, m;
+    const int m;
 
     __device__ __forceinline__ int columns() const { return IS_GATED ? CLUSTER_N / 2 : CLUSTER_N; }
     __device__ __forceinline__ int tiles() const { return (p.N + columns() - 1) / columns(); }
@@ -146,7 +146,7 @@ struct Cluster {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int row = eight * 8 + lane % 4 * 2 + i % 2, column = n + lane / 4 + i / 2 * 8;
-            beside.of[i] = row < m_cap && n < p.N ? static_cast<const float*>(p.C)[(size_t)row * p.N + column] : 0.f;
+            beside.of[i] = row < m && n < p.N ? static_cast<const float*>(p.C)[(size_t)row * p.N + column] : 0.f;
         }
     }
 
@@ -368,7 +368,6 @@ __device__ __forceinline__ void by_clusters(const TensorMap& weights, const Tens
             (int)gridDim.x / Of::SIZE,
             steps * split / SPLITS,
             steps * (split + 1) / SPLITS,
-            m_cap,
             rows_of(m_ptr, m_cap)};
     if (threadIdx.x < MULTIPLYING) return work.multiply();
     if (threadIdx.x >= MULTIPLYING + 64) return work.make_factors();
