@@ -320,14 +320,14 @@ __device__ __forceinline__ void decode(const Decode& a) {
     }
 }
 
-#define DECODE(NAME, D, STAGES, SHARES)                                                                                                      \
-    KERNEL __launch_bounds__(THREADS) NAME(const int* counts, int group, const int* tables, const DecodeItem* items, const bf16* qkv, \
-                                           int qkv_stride, const bf16* k, const bf16* v, bf16* out, float* partial_o,       \
-                                           float2* partial_ml, int* tickets, int q_heads, int kv_heads, float scale, int window) {           \
-        release_successor();                                                                                                                 \
+#define DECODE(NAME, D, STAGES, SHARES)                                                                                                \
+    KERNEL __launch_bounds__(THREADS) NAME(const int* counts, int group, const int* tables, const DecodeItem* items, const bf16* qkv,  \
+                                           int qkv_stride, const bf16* k, const bf16* v, bf16* out, float* partial_o,                  \
+                                           float2* partial_ml, int* tickets, int q_heads, int kv_heads, float scale, int window) {     \
+        release_successor();                                                                                                           \
         const Decode a = {counts, group, tables, items, qkv, qkv_stride, k, v, out, partial_o, partial_ml, tickets, q_heads, kv_heads, \
-                          scale, window};                                                                                                    \
-        decode<D, STAGES, SHARES>(a);                                                                                                        \
+                          scale, window};                                                                                              \
+        decode<D, STAGES, SHARES>(a);                                                                                                  \
     }
 
 DECODE(attn_decode_64, 64, 4, false)
